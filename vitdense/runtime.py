@@ -637,9 +637,24 @@ def compare_results(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
 
 
 def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
-    rows, has_masks = [], False  # of each object of the model: IoU of boxes, difference of scores, IoU of masks
+    of_boxes, of_scores, of_masks = likeness(pairs, bounds)  # a NaN stays one in their least and largest, fits nothing
+    if not len(of_boxes):
+        return False, f"nothing to compare: no object of the model has a score above {bounds.score}"
+    same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
+    found = (
+        f"{same.sum()} of {len(same)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
+        f"{of_scores.max():.1e}" + f", masks with IoU {of_masks.min():.4f}" * (pairs[0][1].masks is not None)
+    )
+    fits = bool(same.mean() >= bounds.objects)
+    expected = f"{bounds.objects:.0%} with {bounds.iou:.4g}, {bounds.difference:.1g} and {bounds.mask_iou:.4g}"
+    return fits, found if fits else f"{found} of the model's, expected {expected}"
+
+
+def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarray:
+    """Of each object of the model that counts, and of the one that is found in its place: IoU of boxes, difference of
+    scores, IoU of masks, [3, N]."""
+    rows = []
     for got, want in pairs:
-        has_masks = want.masks is not None
         overlaps = box_iou(want.boxes, got.boxes)  # [wanted, found]
         overlaps *= want.labels[:, None] == got.labels  # [wanted, found]
         differences = np.abs(want.scores[:, None] - got.scores)
@@ -648,21 +663,11 @@ def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> t
                 rows.append((0.0, 1.0, 0.0))
                 continue
             k, of_masks = (overlaps[i] - differences[i]).argmax(), 1.0
-            if has_masks:
+            if want.masks is not None:
                 union = (got.masks[k] | want.masks[i]).sum()
                 of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
             rows.append((overlaps[i, k], differences[i, k], of_masks))
-    if not rows:
-        return False, f"nothing to compare: no object of the model has a score above {bounds.score}"
-    of_boxes, of_scores, of_masks = np.array(rows).T  # a NaN stays one in their least and largest, and fits nothing
-    same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
-    found = (
-        f"{same.sum()} of {len(rows)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
-        f"{of_scores.max():.1e}" + f", masks with IoU {of_masks.min():.4f}" * has_masks
-    )
-    fits = bool(same.mean() >= bounds.objects)
-    expected = f"{bounds.objects:.0%} with {bounds.iou}, {bounds.difference} and {bounds.mask_iou}"
-    return fits, found if fits else f"{found} of the model's, expected {expected}"
+    return np.array(rows, float).reshape(-1, 3).T
 
 
 def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -691,6 +696,7 @@ class Proof:
         inner: Those that are no outputs.
         bounds: Relative error up to which a block is the same, [blocks]: ``own`` of the engines that the export ran,
             ``half`` of an engine in half precision.
+        limits: By the same names, of what is found, as fields of `Bounds`.
         photos: [H, W, 3] uint8 RGB each.
         sizes, at, values: For each photo: elements of every block [blocks], places of some of them [blocks, samples],
             and their values [blocks, samples].
@@ -706,7 +712,7 @@ class Proof:
                 arrays = {name: file[name] for name in file.files}
             index = json.loads(str(arrays["index"]))
             self.about, self.outputs, self.precision = index["about"], index["outputs"], index["precision"]
-            self.checksum = index["checksum"]
+            self.checksum, self.limits = index["checksum"], index["limits"]
             self.blocks, self.tensors, self.bounds = index["blocks"], index["tensors"], index["bounds"]
             self.inner = [name for name in self.tensors if name not in self.outputs]
             numbers = range(index["photos"])
@@ -760,11 +766,8 @@ def verify(
         raise
     except ValueError as error:
         if is_whole:
-            reason = reason_of(error.__cause__ or error)
-            raise EngineError(
-                f"{path} is as it was exported, but {engine} cannot run it: another version may, or another engine "
-                f"({reason})"
-            ) from error
+            said = f"{path} is as it was exported, but {engine} cannot run it; another version or engine may"
+            raise EngineError(f"{said} ({reason_of(error.__cause__ or error)})") from error
         same, said = False, f"differs: {error}"
     if same or run:
         return same, said
@@ -801,8 +804,9 @@ def compare_program(program: Program, proof: Proof, is_half: bool) -> tuple[bool
             f"differs from {proof.blocks[first]} on: relative error {errors[first]:.1e}, expected at most "
             f"{bounds[first]:.1e}. Commonly {cause}"
         )
-    said = f"{len(errors) - 1} blocks within {errors.max():.1e}"
-    limits = BOUNDS["float16" if is_half and proof.precision == "float32" else proof.precision]
+    i = (errors / bounds).argmax()
+    said = f"{len(errors) - 1} blocks, at most {errors[i]:.1e} of {bounds[i]:.1e} allowed, in {proof.blocks[i]}"
+    limits = Bounds(**proof.limits["half" if is_half else "own"])
     if all(want.boxes is not None and not counting(want, limits).any() for want in proof.results):
         return True, f"same: {said}; the model finds no object in the photos"
     fits, results = compare_results(pairs, limits)

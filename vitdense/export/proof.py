@@ -7,6 +7,7 @@ import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitdense import runtime
 from vitdense.files import atomic_write
-from vitdense.runtime import FOUND, SAMPLED, Output, checksum_of, error_at, open_onnxruntime, relative, resize_photo
+from vitdense.runtime import FOUND, SAMPLED, Bounds, Output, Program, classes_of, likeness, open_onnxruntime, relative
 
 SAMPLES = 256  # of a block
 PIXELS = 450_000  # of a photo: three are some 4 MB
@@ -29,7 +31,7 @@ def shrunk(photo: np.ndarray) -> np.ndarray:
     """A photo [H, W, 3] of at most `PIXELS`."""
     height, width = photo.shape[:2]
     by = (PIXELS / (height * width)) ** 0.5
-    return photo if by >= 1 else resize_photo(photo, (max(int(height * by), 1), max(int(width * by), 1)))
+    return photo if by >= 1 else runtime.resize_photo(photo, (max(int(height * by), 1), max(int(width * by), 1)))
 
 
 class Sampled(NamedTuple):
@@ -44,6 +46,13 @@ def sampled(x: Tensor) -> Sampled:
     """A sample of a tensor; its places depend on the number of elements alone."""
     at = np.random.default_rng(x.numel()).integers(0, x.numel(), SAMPLES)
     return Sampled(x.numel(), at, x.detach().flatten()[at].float().numpy())
+
+
+class Computed(NamedTuple):
+    """What a model computes of a photo."""
+
+    blocks: Mapping[str, Sampled]  # see `recording`; outputs that are maps as ``the output X``
+    found: Output
 
 
 @contextmanager
@@ -84,53 +93,72 @@ def write_proof(
     about: Mapping[str, Any],
     precision: str,
     photos: Sequence[np.ndarray],
-    batches: Sequence[np.ndarray],
-    blocks: Sequence[Mapping[str, Sampled]],
-    halves: Mapping[str, Sampled],
-    results: Sequence[Output],
+    wanted: Sequence[Computed],
+    halves: Sequence[Computed],
 ) -> int:
     """Write the proof of a program; the number of its blocks.
 
     Blocks that the program has not, or has otherwise, are left out: an optimiser may have joined them with others.
 
     Args:
-        batches: What the program takes for each.
-        blocks: What the model computed for each in float32, see `recording`; outputs that are maps as ``the output X``.
-        halves: For the first photo, what it computed in half precision.
-        results: What it found in each.
+        precision: Of the program, see `vitdense.runtime.BOUNDS`.
+        wanted, halves: Of each photo, by the model in float32 and in half precision.
     """
     ends = {}  # of blocks that end with the same tensor, the outermost
     for name, tensor in tensors_of(program).items():
-        if name in blocks[0]:
+        if name in wanted[0].blocks:
             ends[tensor] = min(ends.get(tensor, name), name, key=len)
     tensors = {name: tensor for tensor, name in ends.items()}
     engine = open_onnxruntime(program, more=[*tensors.values()])
     outputs = [name for name in engine.outputs if name not in ends]
-    tensors |= {f"the output {name}": name for name in outputs if f"the output {name}" in blocks[0]}
-    errors: dict[str, float] = dict.fromkeys(tensors, 0.0)
-    for batch, of_photo in zip(batches, blocks):
-        found = dict(zip(engine.outputs, engine.run(batch)))
+    tensors |= {f"the output {name}": name for name in outputs if f"the output {name}" in wanted[0].blocks}
+    reader, errors, results, images = Program(program, engine), dict.fromkeys(tensors, 0.0), [], []
+    for photo, want in zip(photos, wanted):
+        images.append(reader.batch(photo))
+        found = reader.run(images[-1])
         for name, tensor in tensors.items():
-            errors[name] = max(errors[name], error_at(found[tensor], *of_photo[name]))
+            errors[name] = max(errors[name], runtime.error_at(found[tensor], *want.blocks[name]))
+        results.append((reader.read(found, photo.shape[:2]), want.found))
     limit = 1e-3 if precision == "float32" else 0.5  # beyond it, the tensor is not what the block returns
     kept = [name for name, error in errors.items() if error < limit]
-    half = {name: relative(halves[name].values, blocks[0][name].values) for name in kept}
-    own = [max(SLACK * errors[name], FLOOR) if precision == "float32" else 2 * errors[name] for name in kept]
+    pairs = [*zip(halves, wanted)]
+    half = {name: max(relative(x.blocks[name].values, y.blocks[name].values) for x, y in pairs) for name in kept}
+    own = [max((SLACK if precision == "float32" else 2) * errors[name], FLOOR) for name in kept]
     bounds = {
         "own": [1e-3 if precision == "float16" else FLOOR, *own],
         "half": [1e-2, *(HALF_SLACK * half[name] + limit for limit, name in zip(own, kept))],
     }
+    limits = {"own": widened(results, runtime.BOUNDS["int8"]) if precision == "int8" else runtime.BOUNDS[precision]}
+    base = runtime.BOUNDS["float16"] if precision == "float32" else limits["own"]
+    limits["half"] = widened([(low.found, want.found) for low, want in pairs], base)
     index = {
         **{"about": dict(about), "precision": precision, "bounds": bounds, "photos": len(photos)},
-        **{"outputs": outputs, "checksum": checksum_of(program)},
+        **{"outputs": outputs, "checksum": runtime.checksum_of(program)},
+        **{"limits": {name: asdict(one) for name, one in limits.items()}},
         **{"blocks": ["the image", *(name.removeprefix("model.") for name in kept)]},
-        **{"tensors": [tensors[name] for name in kept], "segments": [result.segments for result in results]},
+        **{"tensors": [tensors[name] for name in kept], "segments": [want.found.segments for want in wanted]},
     }
     arrays = {"index": np.array(json.dumps(index))}
-    for i, (photo, batch, of_photo, result) in enumerate(zip(photos, batches, blocks, results)):
-        samples = zip(*(sampled(torch.from_numpy(batch[0])), *(of_photo[name] for name in kept)))
+    for i, (photo, image, want) in enumerate(zip(photos, images, wanted)):
+        samples = zip(*(sampled(torch.from_numpy(image[0])), *(want.blocks[name] for name in kept)))
         arrays |= {f"photo{i}": photo, **{f"{name}{i}": np.array(part) for name, part in zip(SAMPLED, samples)}}
-        arrays |= {f"{name}{i}": value for name in FOUND if (value := getattr(result, name)) is not None}
+        arrays |= {f"{name}{i}": value for name in FOUND if (value := getattr(want.found, name)) is not None}
     with atomic_write(path) as scratch, scratch.open("wb") as file:
         np.savez_compressed(file, **arrays)
     return len(kept)
+
+
+def widened(pairs: Sequence[tuple[Output, Output]], base: Bounds) -> Bounds:
+    """Bounds of what is found in a lower precision, by what it changes here: `HALF_SLACK` times the change of pixels,
+    or that of nine in ten objects, to which four in five must keep. None is less than `base`. `pairs` are of the lower
+    precision and of float32."""
+    if pairs[0][1].boxes is None:
+        equal = min((classes_of(got) == classes_of(want)).mean() for got, want in pairs)
+        return replace(base, classes=min(base.classes, 1 - HALF_SLACK * (1 - equal)))
+    of_boxes, of_scores, of_masks = likeness(pairs, base)
+    if not len(of_boxes):
+        return base
+    iou, mask_iou = (float(1 - HALF_SLACK * (1 - np.quantile(one, 0.1))) for one in (of_boxes, of_masks))
+    difference = max(base.difference, HALF_SLACK * float(np.quantile(of_scores, 0.9)))
+    least = {"iou": min(base.iou, iou), "mask_iou": min(base.mask_iou, mask_iou), "objects": min(base.objects, 0.8)}
+    return replace(base, difference=difference, **least)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitdense.export.proof import Sampled, recording, sampled, shrunk, write_proof
+from vitdense.export.proof import Computed, recording, sampled, shrunk, write_proof
 from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import Sample, of_photos, paths_of
@@ -46,31 +46,25 @@ class Record:
         except ConfigError:
             photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i in range(PHOTOS)]
         self.about, self.photos = about, [shrunk(photo) for photo in photos]
-        self.samples = [*of_photos(self.photos, predictor, about, preprocessing)]
-        self.blocks, self.results = [], []
-        with torch.no_grad():
-            for sample in self.samples:
-                with recording(task) as blocks:
-                    outputs = task(sample.image)
-                self.blocks.append(blocks | _maps(outputs))
-                self.results.append(found(outputs, sample))
-            with recording(task) as self.halves, torch.autocast("cpu", torch.bfloat16):
-                outputs = task(self.samples[0].image)
-            self.halves |= _maps(outputs)
+        samples = [*of_photos(self.photos, predictor, about, preprocessing)]
+        self.wanted = [_computed(task, sample, found) for sample in samples]
+        with torch.autocast("cpu", torch.bfloat16):
+            self.halves = [_computed(task, sample, found) for sample in samples]
 
     def write(self, path: Path, program: Path, precision: str) -> str:
         """Write the proof of a program; what was written."""
-        dtype = torch.float16 if precision == "float16" else torch.float32
-        given = (sample.given for sample in self.samples)
-        batches = [(x if x.dtype == torch.uint8 else x.to(dtype)).numpy() for x in given]
-        parts = (self.photos, batches, self.blocks, self.halves, self.results)
-        blocks = write_proof(path, program, self.about, precision, *parts)
+        blocks = write_proof(path, program, self.about, precision, self.photos, self.wanted, self.halves)
         return (
             f"{path} ({path.stat().st_size / 1e6:.1f} MB): {len(self.photos)} photos, {blocks} blocks; on the machine "
             f"that runs the program: vitdense verify {program}"
         )
 
 
-def _maps(outputs: Mapping[str, Tensor]) -> dict[str, Sampled]:
-    """Outputs that are computed without a choice of the best: logits of pixels, queries and their masks."""
-    return {} if "boxes" in outputs else {f"the output {name}": sampled(x) for name, x in outputs.items()}
+def _computed(task: Task, sample: Sample, found: Callable[[Mapping[str, Tensor], Sample], Output]) -> Computed:
+    """Maps among the outputs are those computed without a choice of the best: logits of pixels, queries and their
+    masks."""
+    with torch.no_grad(), recording(task) as blocks:
+        outputs = task(sample.image)
+    outputs = {name: x.float() if x.is_floating_point() else x for name, x in outputs.items()}
+    maps = {} if "boxes" in outputs else {f"the output {name}": sampled(x) for name, x in outputs.items()}
+    return Computed(blocks | maps, found(outputs, sample))
