@@ -24,7 +24,7 @@ PIXELS = 450_000  # of a photo: three are some 4 MB
 SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it is of, as torch's exporter writes them
 # Of the program's own relative error, and that of half precision: other machines add in another order.
 SLACK, HALF_SLACK = 10, 3
-FLOOR = 5e-6  # of bounds in float32
+FLOOR, HALF_FLOOR = 5e-6, 2**-6  # of bounds in float32 and half precision; 2^-6: 4 units of bfloat16
 
 
 def shrunk(photo: np.ndarray) -> np.ndarray:
@@ -126,7 +126,7 @@ def write_proof(
     own = [max((SLACK if precision == "float32" else 2) * errors[name], FLOOR) for name in kept]
     bounds = {
         "own": [1e-3 if precision == "float16" else FLOOR, *own],
-        "half": [1e-2, *(HALF_SLACK * half[name] + limit for limit, name in zip(own, kept))],
+        "half": [1e-2, *(max(HALF_SLACK * half[name] + limit, HALF_FLOOR) for limit, name in zip(own, kept))],
     }
     limits = {"own": widened(results, runtime.BOUNDS["int8"]) if precision == "int8" else runtime.BOUNDS[precision]}
     base = runtime.BOUNDS["float16"] if precision == "float32" else limits["own"]
