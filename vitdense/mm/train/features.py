@@ -25,7 +25,7 @@ import vitdense
 from vitdense.checkpoint.load import tensors_sha256
 from vitdense.mm.checks import dry_step
 from vitdense.mm.data.images import evenly_spaced
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, count
 from vitdense.mm.guard import unwrapped
 from vitdense.mm.train.map_store import Maps, MapStore, readable, stacked
 
@@ -89,9 +89,12 @@ class CachedTrunk(nn.Module):
 
 def input_sha256(image: Tensor) -> str:
     """Digest of an input ``[3, H, W]`` and of the data type that a trunk computes in."""
+    return tensors_sha256({f"image in {_computes(image)}": image})
+
+
+def _computes(image: Tensor) -> torch.dtype:
     kind = image.device.type
-    computes = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else image.dtype
-    return tensors_sha256({f"image in {computes}": image})
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else image.dtype
 
 
 def trunk_sha256(trunk: nn.Module, options: dict[str, Any]) -> str:
@@ -123,8 +126,8 @@ def start(runner: Runner, folder: str, dtype: str) -> FeatureCache:
     size, said = _costs(runner, trunk, store, images, views)
     there, free = store.check_room(size, "fewer --views" + (", or --cache-dtype float16" * (dtype == "float32")))
     runner.logger.info(
-        f"{OPTION}: {readable(size)} in {dtype} for {images} images in {views} views, and those of the validation; "
-        f"{readable(there)} there, {readable(free)} free, in {store.folder}. {said}"
+        f"{OPTION}: {count(images, 'images')} in {count(views, 'views')}, and those of the validation, take "
+        f"{readable(size)} in {store.folder}, which has {readable(there)}; {readable(free)} are free. {said}"
     )
     trunk.cache = FeatureCache(store, spec, images * views)
     trunk.__class__ = type(type(trunk).__name__, (CachedTrunk, type(trunk)), {})
@@ -180,11 +183,16 @@ def check_maps(trunk: nn.Module, image: Tensor, store: MapStore) -> TreeSpec:
             f"{OPTION}: the trunk gives an image other maps in training than in validation, by random numbers or "
             f"statistics; freeze all of it, without model.backbone.rope_augment and batch norms that train"
         )
-    key = input_sha256(image[0])
-    now, before = store.pack(x[0] for x in maps), store.read(key)
-    if before is not None and not _alike(now, before):
+    # The first input that a folder was made with is in it, so that every start compares, whatever its data.
+    name = f"first input in {_computes(image)}"
+    before = store.read(name)
+    image = image.to(store.dtype).to(image.dtype) if before is None else stacked([before], image.device)[0]
+    now = store.pack(x[0] for x in (image, *tree_flatten(trunk(image))[0]))
+    if before is None:
+        store.write(name, now)
+    elif not _alike(now, before):
         raise ConfigError(
-            f"{OPTION}: {store.path(key)} has other maps than the trunk gives now: its code, or that of a library, "
+            f"{OPTION}: {store.path(name)} has other maps than the trunk gives now: its code, or that of a library, "
             f"changed; remove {store.folder}"
         )
     return spec
@@ -240,6 +248,6 @@ def _costs(runner: Runner, trunk: nn.Module, store: MapStore, images: int, views
         values += len(runner.val_dataloader.dataset) * sum(one.values for one in passes[len(of_step) :])
     trunk_time = sum(one.seconds for one in of_step)
     return round(values * store.dtype.itemsize), (
-        f"An epoch takes about {epoch * step:.0f} s until all views were seen, {views} epochs, and about "
+        f"An epoch takes about {epoch * step:.0f} s until all views are kept ({count(views, 'epochs')}), and about "
         f"{epoch * (step - trunk_time):.0f} s then"
     )
