@@ -120,10 +120,11 @@ def cache_features(cfg: Config, asked: Asked) -> None:
     """
     if asked.cache_features is None:
         return
-    sampler = cfg.train_dataloader.sampler
-    if "views" not in (arguments(find_class(DATA_SAMPLERS, sampler.type, cfg)) or ()):
+    sampler = cfg.train_dataloader.get("sampler") or {}
+    kind = find_class(DATA_SAMPLERS, sampler.get("type"), cfg)
+    if "views" not in ((kind and arguments(kind)) or ()):
         raise ConfigError(
-            f"--cache-features: train_dataloader.sampler has the type {sampler.type}, expected "
+            f"--cache-features: train_dataloader.sampler has the type {sampler.get('type')}, expected "
             f"vitdense.SeededEpochSampler or vitdense.SeededInfiniteSampler, whose augmentations come back"
         )
     if cfg.get("compile"):
