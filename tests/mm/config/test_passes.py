@@ -89,6 +89,8 @@ def recorded():
             content.optim_wrapper.pop("type", None)  # of our own, which --amp does not replace
             settings = of_settings(content)
             for asked, options in OF_TRAININGS:
+                if asked.get("cache_features") and "Repeated" in content.train_dataloader.sampler.type:
+                    continue  # a sampler without views
                 record("train", content, Asked(**asked), {**options, **settings})
             if not content.get("test_dataloader"):
                 continue

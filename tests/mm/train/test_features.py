@@ -344,7 +344,7 @@ class Drawn(Dataset):
         (Drawn([16, 16]), {}, None),
         (Drawn([16, 16], seeded=False), {}, "SeedFromSample"),
         (Drawn([16, 24]), {}, "batch_augments"),
-        (Drawn([16, 24]), {"batch_augments": [dict(type="BatchFixedSizePad", size=(32, 32))]}, None),
+        (Drawn([16, 24]), {"batch_augments": [dict(type="mmdet.BatchFixedSizePad", size=(32, 32))]}, None),
         (Drawn([64] * 4), {"batch_augments": [dict(type="vitdense.BatchResize", step=16)]}, "batch_augments"),
     ],
 )
