@@ -38,7 +38,7 @@ PACKAGES = (
     Package("mmdet", "onedl-mmdetection>=3.5.1", "detection"),
     Package("mmseg", "onedl-mmsegmentation>=1.4.2", "segmentation"),
     Package("pycocotools", "pycocotools>=2.0.7", "COCO masks and metric"),
-    Package("faster_coco_eval", "faster-coco-eval>=1.6", "fast COCO metric"),
+    Package("hotcoco", "hotcoco>=1.3", "fast COCO metric"),
 )
 
 TOOLS = Path(__file__).parent / ".mim/tools"  # as in a clone

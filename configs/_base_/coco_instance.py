@@ -52,6 +52,6 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-# type='vitdense.CocoMetric' evaluates with pycocotools instead: the same numbers, slower.
+# engine='pycocotools' evaluates by another package: the same numbers, slower.
 val_evaluator = dict(type="vitdense.FasterCocoMetric", metric=["bbox", "segm"])
 test_evaluator = val_evaluator

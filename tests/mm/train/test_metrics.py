@@ -7,9 +7,10 @@ import torch
 pytest.importorskip("mmdet")
 from mmdet.evaluation import metrics as mmdet_metrics
 from pycocotools import mask as rle
-from pycocotools.cocoeval import COCOeval
 
-from vitdense.mm.train import metrics
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train import coco_engines
+from vitdense.mm.train.coco_engines import ENGINES
 from vitdense.mm.train.metrics import CocoMetric, FasterCocoMetric
 
 SIZE = 64
@@ -89,11 +90,40 @@ def evaluate(kind, ground_truth, image_ids, noise):
     return seen(kind, ground_truth, noise, image_ids).evaluate(len(image_ids))
 
 
-def test_faster_metric_equals_pycocotools(ground_truth):
-    fast, reference = (evaluate(kind, ground_truth, range(6), noise=4) for kind in (FasterCocoMetric, CocoMetric))
-    assert fast.keys() == reference.keys()
-    assert fast == pytest.approx(reference, abs=1e-9)
-    assert 0.05 < fast["coco/bbox_mAP"] < 0.9  # not trivial
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engines_are_equal(engine, ground_truth):
+    """Boxes, masks and a crowd, to the last digit but one: precision and recall of every class, area and limit."""
+    kept = []
+    for name in (engine, "pycocotools"):
+        metric = seen(CocoMetric, ground_truth, noise=4, engine=name)
+        metric.evaluations = []
+        values = metric.evaluate(6)
+        kept.append(metric.evaluations)
+    assert 0.05 < values["coco/bbox_mAP"] < 0.9  # not trivial
+    for one, reference in zip(*kept):
+        assert one.kind == reference.kind
+        np.testing.assert_allclose(one.precision, reference.precision, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(one.recall, reference.recall, rtol=0, atol=1e-12)
+
+
+def test_ap_counts_a_hundred_objects_of_an_image_or_as_many_as_are_asked_for(tmp_path):
+    """As the two metrics of mmdet; 150 objects of one image, of which each is found."""
+    boxes = [[10 * (i % 15), 10 * (i // 15), 8, 8] for i in range(150)]
+    annotations = [
+        {"id": i, "image_id": 0, "category_id": 1, "bbox": box, "area": 64, "iscrowd": 0} for i, box in enumerate(boxes)
+    ]
+    content = {"images": [{"id": 0, "file_name": "a.jpg", "height": 200, "width": 200}], "annotations": annotations}
+    (tmp_path / "gt.json").write_text(json.dumps({**content, "categories": [{"id": 1, "name": "a"}]}))
+    corners = torch.tensor(boxes, dtype=torch.float32)
+    corners[:, 2:] += corners[:, :2]
+    found = {"bboxes": corners, "scores": torch.linspace(1, 0.5, 150), "labels": torch.zeros(150, dtype=torch.long)}
+    for kind, low, high in ((CocoMetric, 0.6, 0.7), (FasterCocoMetric, 1.0, 1.0)):
+        metric = kind(ann_file=str(tmp_path / "gt.json"))
+        metric.dataset_meta = {"classes": ("a",)}
+        metric.process({}, [{"img_id": 0, "ori_shape": (200, 200), "pred_instances": found}])
+        values = metric.evaluate(1)
+        assert low <= values["coco/bbox_mAP"] <= high
+        assert values["coco/bbox_mAP_50"] == 1.0
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
@@ -123,14 +153,21 @@ def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
     assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
 
 
-def test_faster_metric_falls_back_to_pycocotools_with_one_line(ground_truth, monkeypatch):
-    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
-    metric, messages = seen(FasterCocoMetric, ground_truth, noise=4), []
-    metric.evaluations = []
-    monkeypatch.setattr(metrics.MMLogger.get_current_instance(), "info", messages.append)
-    assert metric.evaluate(6) == evaluate(CocoMetric, ground_truth, range(6), noise=4)
-    assert {type(one) for one in metric.evaluations} == {COCOeval}
-    assert sum("pycocotools" in message for message in messages) == 2  # boxes and masks
+def test_the_first_engine_that_is_installed_evaluates_and_another_is_refused(ground_truth, monkeypatch):
+    assert CocoMetric(ann_file=str(ground_truth[0])).engine == "hotcoco"
+    monkeypatch.setattr(coco_engines, "find_spec", lambda name: name == "pycocotools" or None)
+    assert CocoMetric(ann_file=str(ground_truth[0])).engine == "pycocotools"
+    for name in ("hotcoco", "fast"):
+        with pytest.raises(ConfigError, match=rf"got '{name}', expected one that is installed: \['pycocotools'\]"):
+            CocoMetric(ann_file=str(ground_truth[0]), engine=name)
+
+
+def test_masks_of_a_detector_of_boxes_are_refused(ground_truth):
+    metric = seen(CocoMetric, ground_truth, noise=1)
+    for _, found in metric.results:
+        del found["masks"]
+    with pytest.raises(ConfigError, match="without masks"):
+        metric.evaluate(6)
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
@@ -150,7 +187,8 @@ def test_ids_of_annotations_do_not_matter(kind, ground_truth):
     for numbers in (range(100), range(-5, 100), [2**60 + i for i in range(100)], [7] * 100):
         content["annotations"] = [{**one, "id": i} for one, i in zip(annotations, numbers)]
         path.write_text(json.dumps(content))
-        assert evaluate(kind, ground_truth, range(6), noise=1) == expected
+        for engine in ENGINES:
+            assert seen(kind, ground_truth, 1, engine=engine).evaluate(6) == pytest.approx(expected, abs=1e-9)
 
 
 def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes(ground_truth, tmp_path):

@@ -9,45 +9,49 @@ import torch
 pytest.importorskip("mmdet")
 from mmengine.config import Config
 from mmengine.evaluator import Evaluator
-from pycocotools.coco import COCO
 from test_metrics import CLASSES, ground_truth, seen  # noqa: F401
 
 from vitdense.errors import OptionError
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.start import test_validation as use_validation
+from vitdense.mm.data.detection import Truth
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.coco_engines import Found, evaluate
 from vitdense.mm.train.metrics import FasterCocoMetric
 from vitdense.mm.train.operating_point import match, set_operating_point
 from vitdense.runtime import OperatingPoint
 
 
-def of_boxes(content):
-    api = COCO()
-    api.dataset = content
-    api.createIndex()
-    return api
-
-
 def test_objects_are_right_as_coco_matches_them(capsys):
-    def one(number, image, category, box, **more):
-        return {"id": number, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3], **more}
-
-    base = {"images": [{"id": 1}, {"id": 2}], "categories": [{"id": 1}, {"id": 2}]}
-    truth = [
-        one(1, 1, 1, [0, 0, 10, 10], iscrowd=0),
-        one(2, 1, 2, [50, 50, 10, 10], iscrowd=0),
-        one(3, 2, 1, [0, 0, 100, 100], iscrowd=1),
-    ]
+    boxes = [(1, 1, [0, 0, 10, 10], 0), (1, 2, [50, 50, 10, 10], 0), (2, 1, [0, 0, 100, 100], 1)]
+    truth = Truth(
+        {
+            "images": [{"id": i, "width": 100, "height": 100} for i in (1, 2)],
+            "categories": [{"id": i, "name": name} for i, name in enumerate(CLASSES, 1)],
+            "annotations": [
+                {
+                    "id": i,
+                    "image_id": image,
+                    "category_id": category,
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                    "iscrowd": c,
+                }
+                for i, (image, category, box, c) in enumerate(boxes)
+            ],
+        }
+    )
+    truth.number(CLASSES)
     found = [
-        one(1, 1, 1, [0, 0, 10, 9], score=0.9),  # right
-        one(2, 1, 1, [0, 0, 10, 10], score=0.8),  # its object is taken
-        one(3, 1, 2, [50, 50, 10, 4], score=0.7),  # IoU 0.4
-        one(4, 2, 1, [3, 3, 9, 9], score=0.6),  # in a crowd
-        one(5, 2, 2, [3, 3, 9, 9], score=0.5),  # nothing there
+        (1, 0, 0, 10, 9, 0.9, 1),  # right
+        (1, 0, 0, 10, 10, 0.8, 1),  # its object is taken
+        (1, 50, 50, 10, 4, 0.7, 2),  # IoU 0.4
+        (2, 3, 3, 9, 9, 0.6, 1),  # in a crowd
+        (2, 3, 3, 9, 9, 0.5, 2),  # nothing there
     ]
-    truth, found = (of_boxes({**base, "annotations": content}) for content in (truth, found))
-    capsys.readouterr()
-    matches = match(truth, found, [1, 2])
+    matches = match(
+        evaluate(truth, Found(np.array(found)), "bbox", images=[1, 2], thresholds=[0.5], limits=[1, 10, 100])
+    )
     rows = sorted(zip(matches.scores, matches.labels, matches.images, matches.right), reverse=True)
     assert rows == [(0.9, 0, 0, True), (0.8, 0, 0, False), (0.7, 1, 0, False), (0.5, 1, 1, False)]
     np.testing.assert_array_equal(matches.truths, [[1, 1], [0, 0]])

@@ -97,13 +97,12 @@ class Truth(ByName, COCO):
             and one["category_id"] in self.numbers
             and (one.get("iscrowd") or not left_out(one, image_of[one["image_id"]]))
         ]
-        self.index(
-            {
-                "images": [{**image, "id": self.images[image["id"]]} for image in self.content["images"]],
-                "annotations": [{**self._counted(one), "id": i} for i, one in enumerate(kept, 1)],
-                "categories": [{"id": i, "name": name} for i, name in enumerate(names, 1)],
-            }
-        )
+        self.anns = {}  # of other classes
+        self.dataset = {
+            "images": [{**image, "id": self.images[image["id"]]} for image in self.content["images"]],
+            "annotations": [{**self._counted(one), "id": i} for i, one in enumerate(kept, 1)],
+            "categories": [{"id": i, "name": name} for i, name in enumerate(names, 1)],
+        }
 
     def _counted(self, one: Mapping) -> dict:
         """An annotation for the evaluation, which knows crowds alone: what training ignores is not missed either."""
@@ -112,6 +111,22 @@ class Truth(ByName, COCO):
     def _numbered(self, one: Mapping) -> dict:
         numbers = {"image_id": self.images[one["image_id"]], "category_id": self.numbers[one["category_id"]]}
         return {**one, **numbers}
+
+    def indexed(self) -> "Truth":
+        """Itself, for pycocotools, which looks annotations up."""
+        if not self.anns:
+            self.index(self.dataset)
+        return self
+
+    def detections(self, rows: Sequence[Mapping]) -> COCO:
+        """Numbered detections, as pycocotools has them."""
+        self.indexed()
+        with redirect_stdout(io.StringIO()):  # it prints its steps
+            return super().loadRes(rows)
+
+    def loadRes(self, resFile: Sequence[Mapping]) -> COCO:
+        """As pycocotools', of detections with the ids of the file."""
+        return self.detections([self._numbered(one) for one in resFile])
 
     def number_images(self, ids: Sequence[int]) -> list[int]:
         """The numbers of images.
@@ -125,10 +140,6 @@ class Truth(ByName, COCO):
                 f"first with the id {unknown[0]}; leave ann_file of the metric out, and it follows the data set"
             )
         return [self.images[key] for key in ids]
-
-    def loadRes(self, resFile: Sequence[Mapping]) -> COCO:
-        """As pycocotools', of detections with the ids of the file."""
-        return super().loadRes([self._numbered(one) for one in resFile])
 
 
 class Forgetting:

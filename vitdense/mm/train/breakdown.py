@@ -38,11 +38,11 @@ def report_test(runner: Runner, folder: Path) -> dict[str, float]:
         return metrics
     for confusion in confusions:
         tables |= {"per_class": confusion.per_class(), "confusion": confusion.rows()}
-    for evaluation in (evaluation for metric in coco for evaluation in metric.evaluations):
+    for ap_limit, evaluation in ((metric.ap_limit, one) for metric in coco for one in metric.evaluations):
         from vitdense.mm.train.metrics import ap_table  # imports mmdet
 
-        name = f"ap_{evaluation.params.iouType}"
-        tables[f"{name}_2" if name in tables else name] = ap_table(evaluation)
+        name = f"ap_{evaluation.kind}"
+        tables[f"{name}_2" if name in tables else name] = ap_table(evaluation, ap_limit)
     for name, rows in tables.items():
         write_table(folder / name, rows)
     print_log(f"report: {folder if tables else 'none, for no boxes were evaluated by class'}", logger="current")

@@ -1,18 +1,14 @@
 """COCO metrics that work without predictions and on subsets of a data set; panoptic quality."""
 
-import copy
 import io
-import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from mmdet.datasets.api_wrappers import COCOeval, COCOevalMP
 from mmdet.evaluation import metrics as mmdet_metrics
 from mmdet.structures import INSTANCE_OFFSET
 from mmengine import fileio
@@ -22,31 +18,48 @@ from mmengine.logging import MMLogger
 from vitdense.mm.data.coco import parse, without_doubles
 from vitdense.mm.data.detection import Truth
 from vitdense.mm.data.panoptic import read_ids
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
+from vitdense.mm.train.coco_engines import BOX_ITEMS, Evaluation, Found, chosen_engine, evaluate
 
-BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
-ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))  # as COCO computes them
 # mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
 _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 
 
 class _CocoMixin:
-    """The changes to mmdet's metrics: the truth is a `Truth`.
+    """The changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes.
+
+    mmdet's `use_mp_eval` has no effect.
 
     Args:
         drop_doubles: See `CocoDataset`.
+        engine: ``hotcoco``, ``faster_coco_eval`` or ``pycocotools``; by default the first of these that is installed.
 
     Attributes:
-        evaluations: None; or a list, to which the COCO evaluations of boxes and masks are added. They are large.
+        ap_limit: How many objects of an image count for ``mAP``, None for the last of `proposal_nums`, as for the
+            other values of precision.
+        evaluations: None; or a list, to which the evaluations of boxes and masks are added. They are large.
+
+    Raises:
+        ConfigError: The engine is not installed.
     """
 
-    def __init__(self, ann_file: str | None = None, *args: Any, drop_doubles: bool = False, **kwargs: Any) -> None:
+    ap_limit: int | None = None
+
+    def __init__(
+        self,
+        ann_file: str | None = None,
+        *args: Any,
+        drop_doubles: bool = False,
+        engine: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(None, *args, **kwargs)
         if ann_file is not None:
             with fileio.get_local_path(ann_file, backend_args=self.backend_args) as local:
                 content = parse(Path(local))
             self._coco_api = Truth(without_doubles(content) if drop_doubles else content)
-        self.converts, self.evaluations = ann_file is None, None
+        self.converts, self.engine, self.evaluations = ann_file is None, chosen_engine(engine), None
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
@@ -61,44 +74,52 @@ class _CocoMixin:
         self._coco_api.number(self.dataset_meta["classes"])
         self.cat_ids = list(range(1, len(self._coco_api.classes) + 1))
         self.img_ids = self._coco_api.number_images([truth["img_id"] for truth in truths])
-        average_precision = not self.format_only and set(self.metrics) <= {"bbox", "segm"}
-        if average_precision and not any(len(one["bboxes"]) for one in found):
+        if self.format_only or not set(self.metrics) <= {"bbox", "segm"}:
+            self._coco_api.indexed()
+            with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
+                return super().compute_metrics(results)
+        if not any(len(one["bboxes"]) for one in found):
             MMLogger.get_current_instance().warning(
                 f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
                 f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
             )
             return {f"{kind}_{item}": 0.0 for kind in self.metrics for item in (self.metric_items or BOX_ITEMS)}
+        if self.outfile_prefix:
+            self.results2json(found, self.outfile_prefix)
         values: dict[str, float] = {}
-        with redirect_stdout(io.StringIO()), TemporaryDirectory() as folder:  # pycocotools prints its steps
-            if not average_precision:
-                return super().compute_metrics(results)
-            files = self.results2json(found, self.outfile_prefix or f"{folder}/all")
-            for kind in self.metrics:
-                evaluation = self._evaluate(kind, files[kind])
-                if self.evaluations is not None:
-                    self.evaluations.append(evaluation)
-                if self.classwise:
-                    values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in ap_table(evaluation)[:-1]}
-                stats = dict(zip(ITEMS, evaluation.stats))
-                values |= {f"{kind}_{item}": round(float(stats[item]), 3) for item in self.metric_items or BOX_ITEMS}
+        for kind in self.metrics:
+            evaluation = self._evaluate(kind, found)
+            if self.evaluations is not None:
+                self.evaluations.append(evaluation)
+            if self.classwise:
+                rows = ap_table(evaluation, self.ap_limit)[:-1]
+                values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in rows}
+            figures = evaluation.figures(ap_limit=self.ap_limit)
+            values |= {f"{kind}_{item}": round(figures[item], 3) for item in self.metric_items or BOX_ITEMS}
         return values
 
-    def _evaluate(self, kind: str, file: str) -> Any:
-        found = json.loads(Path(file).read_bytes())
-        for one in found if kind == "segm" else ():
-            del one["bbox"]  # by whose area COCO would take a mask for small or large
-        evaluation = self.evaluator()(self._coco_api, self._coco_api.loadRes(found), kind)
-        params = evaluation.params
-        params.catIds, params.imgIds = self.cat_ids, self.img_ids
-        params.maxDets, params.iouThrs = list(self.proposal_nums), self.iou_thrs
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-        return evaluation
-
-    def evaluator(self) -> type:
-        """The class of the evaluation: pycocotools'."""
-        return COCOevalMP if self.use_mp_eval else COCOeval
+    def _evaluate(self, kind: str, found: Sequence[Mapping]) -> Evaluation:
+        if kind == "segm" and not all("masks" in one for one in found):
+            raise ConfigError("metric: got 'segm' of a model without masks, expected 'bbox'")
+        scores = [one.get("mask_scores", one["scores"]) if kind == "segm" else one["scores"] for one in found]
+        corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
+        columns = [
+            np.repeat(self.img_ids, [len(one["bboxes"]) for one in found])[:, None],
+            corners[:, :2],
+            corners[:, 2:] - corners[:, :2],
+            np.concatenate(scores)[:, None],
+            np.concatenate([one["labels"] for one in found])[:, None] + 1,  # categories are numbered from 1
+        ]
+        masks = [mask for one in found for mask in one["masks"]] if kind == "segm" else None
+        return evaluate(
+            self._coco_api,
+            Found(np.concatenate(columns, 1), masks),
+            kind,
+            images=self.img_ids,
+            thresholds=self.iou_thrs,
+            limits=self.proposal_nums,
+            engine=self.engine,
+        )
 
     def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
         """As mmdet's: files have the category ids of the data, the evaluation their numbers."""
@@ -109,48 +130,39 @@ class _CocoMixin:
             self.cat_ids = numbers
 
 
-def ap_table(evaluation: Any) -> list[dict]:
+def ap_table(evaluation: Evaluation, ap_limit: int | None = None) -> list[dict]:
     """AP, 0 to 1, of each class, at IoU thresholds and by size; then their mean.
 
     NaN where there is no object. The column ``objects`` counts those of the annotation file, without crowds.
 
     Args:
-        evaluation: An accumulated `COCOeval` of pycocotools or faster-coco-eval.
+        evaluation: Of boxes or masks.
+        ap_limit: See `Evaluation.figures`.
     """
-    whole, ids = evaluation.eval, evaluation.params.catIds
-    selections = [[k] for k in range(len(ids))] + [range(len(ids))]
-    names = [*(category["name"] for category in evaluation.cocoGt.loadCats(ids)), "mean"]
-    annotations = evaluation.cocoGt.loadAnns(evaluation.cocoGt.getAnnIds(imgIds=evaluation.params.imgIds))
-    objects = Counter(annotation["category_id"] for annotation in annotations if not annotation.get("iscrowd"))
+    names, images = evaluation.truth.classes, {*evaluation.images}
+    objects = Counter(
+        one["category_id"]
+        for one in evaluation.truth.dataset["annotations"]
+        if one["image_id"] in images and not one["iscrowd"]
+    )
     rows = []
-    for name, chosen in zip(names, selections):
-        part = copy.copy(evaluation)
-        part.eval = {**whole, "precision": whole["precision"][:, :, chosen]}  # [thresholds, recalls, classes, ...]
-        with redirect_stdout(io.StringIO()):
-            part.summarize()
-        values = {item: value if value > -1 else np.nan for item, value in zip(BOX_ITEMS, part.stats)}
-        rows.append({"class": name, **values, "objects": sum(objects[ids[k]] for k in chosen)})
+    for name, chosen in [*((name, [k]) for k, name in enumerate(names)), ("mean", range(len(names)))]:
+        figures = evaluation.figures(chosen, ap_limit)
+        values = {item: figures[item] if figures[item] > -1 else np.nan for item in BOX_ITEMS}
+        rows.append({"class": name, **values, "objects": sum(objects[k + 1] for k in chosen)})
     return rows
 
 
 @METRICS.register_module()
 class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
-    """COCO box and mask AP by pycocotools, with mmdet's arguments: the reference, slower."""
+    """COCO box and mask AP, with mmdet's arguments: for ``mAP`` 100 objects of an image count."""
+
+    ap_limit = 100
 
 
 @METRICS.register_module()
 class FasterCocoMetric(_CocoMixin, _FASTER):
-    """COCO box and mask AP by faster-coco-eval, with mmdet's arguments; without it by pycocotools."""
-
-    def evaluator(self) -> type:
-        """faster-coco-eval's class, if it is installed."""
-        if find_spec("faster_coco_eval"):
-            from faster_coco_eval import COCOeval_faster
-
-            return COCOeval_faster
-        logger = MMLogger.get_current_instance()
-        logger.info("faster-coco-eval is not installed: pycocotools computes COCO AP, the same numbers, slower")
-        return super().evaluator()
+    """COCO box and mask AP, with mmdet's arguments: as many objects of an image count as `proposal_nums` ends with."""
 
 
 def count_segments(

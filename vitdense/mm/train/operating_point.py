@@ -10,12 +10,12 @@ import torch
 from mmengine.dist import is_main_process
 from mmengine.logging import print_log
 from mmengine.runner import Runner
-from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from vitdense.files import atomic_write
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.coco_engines import Evaluation
 from vitdense.results.operating_point import Matches, find_operating_point
 
 IOU = 0.5  # from which on an object is right
@@ -53,9 +53,7 @@ def set_operating_point(runner: Runner, checkpoint: str, wish: str, by_class: bo
     if not metric.evaluations:
         raise ConfigError("--operating-point: the detector found nothing on the validation data")
     classes = runner.test_evaluator.dataset_meta["classes"]
-    evaluation = metric.evaluations[0]
-    found = match(evaluation.cocoGt, evaluation.cocoDt, evaluation.params.imgIds)
-    point, said = find_operating_point(found, wish, classes, by_class)
+    point, said = find_operating_point(match(metric.evaluations[0]), wish, classes, by_class)
     content = read_checkpoint(checkpoint, "cpu")
     content["meta"] = {**content.get("meta", {}), "operating_point": asdict(point)}
     with atomic_write(checkpoint) as scratch:
@@ -64,17 +62,15 @@ def set_operating_point(runner: Runner, checkpoint: str, wish: str, by_class: bo
     return metrics
 
 
-def match(truth: COCO, found: COCO, images: list[int]) -> Matches:
+def match(evaluated: Evaluation) -> Matches:
     """Which objects of a detector are right, as COCO matches them: the highest score first, each object once; what
     matches a crowd is left out.
-
-    Args:
-        truth, found: With the same ids of images and categories; labels are the order of the categories.
-        images: Their ids.
     """
-    evaluation = COCOeval(truth, found, "bbox")
+    truth = evaluated.truth
+    evaluation = COCOeval(truth.indexed(), truth.detections(evaluated.found.rows()), "bbox")
     params = evaluation.params
-    params.imgIds, params.iouThrs = sorted(images), np.array([IOU])
+    params.imgIds, params.iouThrs = sorted(evaluated.images), np.array([IOU])
+    params.catIds = list(range(1, len(truth.classes) + 1))
     params.areaRng, params.areaRngLbl, params.maxDets = [[0, 1e10]], ["all"], [max(params.maxDets)]
     with contextlib.redirect_stdout(io.StringIO()):  # its steps
         evaluation.evaluate()

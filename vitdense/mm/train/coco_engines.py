@@ -1,0 +1,166 @@
+"""COCO's evaluation of boxes and masks, by one of three packages, and the figures that are made of it.
+
+hotcoco is the fastest by far; pycocotools and faster-coco-eval are references, equal to 1e-12.
+"""
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from pycocotools import cocoeval
+
+from vitdense.mm.data.detection import Truth
+from vitdense.mm.errors import ConfigError
+
+BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
+ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
+FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # what an evaluation of boxes reads
+
+
+@dataclass(frozen=True)
+class Found:
+    """The objects that a detector found, numbered as the `Truth`.
+
+    Attributes:
+        boxes: [N, 7] float: image, left, upper, width and height in pixels, score, category.
+        masks: N run-length codes; None where boxes are evaluated.
+    """
+
+    boxes: np.ndarray
+    masks: Sequence[Mapping] | None = None
+
+    def rows(self) -> list[dict]:
+        """As COCO's files have them; those with masks have no box, by whose area COCO would take them for small."""
+        places = [{"bbox": row[1:5]} for row in self.boxes.tolist()]
+        if self.masks is not None:
+            places = [{"segmentation": mask} for mask in self.masks]
+        whole = self.boxes[:, [0, 6]].astype(int).tolist()
+        return [
+            {"image_id": image, "category_id": category, "score": score, **place}
+            for (image, category), score, place in zip(whole, self.boxes[:, 5].tolist(), places)
+        ]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an engine measured.
+
+    Attributes:
+        kind: ``bbox`` or ``segm``.
+        precision: [IoU thresholds T, recalls, classes K, areas, limits M]; -1 where there is no object. Areas are all,
+            small, medium, large; limits are the numbers of objects of an image that count.
+        recall: [T, K, areas, M].
+        thresholds: [T] of IoU.
+        limits: [M].
+        truth, found, images: What was evaluated.
+    """
+
+    kind: str
+    precision: np.ndarray
+    recall: np.ndarray
+    thresholds: np.ndarray
+    limits: Sequence[int]
+    truth: Truth
+    found: Found
+    images: Sequence[int]
+
+    def figures(self, chosen: Sequence[int] | slice = slice(None), ap_limit: int | None = None) -> dict[str, float]:
+        """`ITEMS` of some classes, 0 to 1, as pycocotools defines them; -1 where there is no object.
+
+        Args:
+            chosen: Indices of the classes.
+            ap_limit: The limit of ``mAP``; by default the last one, which the others of precision have.
+        """
+        precision, recall = self.precision[:, :, chosen], self.recall[:, chosen]  # [T, recalls, K, 4, M], [T, K, 4, M]
+        limit = self.limits.index(ap_limit) if ap_limit in self.limits else -1
+        values = {"mAP": _mean(precision[..., 0, limit])}
+        for name, threshold in (("mAP_50", 0.5), ("mAP_75", 0.75)):
+            values[name] = _mean(precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
+        values |= {f"mAP_{size}": _mean(precision[..., area, -1]) for area, size in enumerate("sml", 1)}
+        values |= {f"AR@{limit}": _mean(recall[..., 0, i]) for i, limit in zip(range(3), (100, 300, 1000))}
+        return values | {f"AR_{size}@1000": _mean(recall[..., area, -1]) for area, size in enumerate("sml", 1)}
+
+
+def _mean(values: np.ndarray) -> float:
+    """The mean of the values that there are."""
+    values = values[values > -1]
+    return float(values.mean()) if values.size else -1.0
+
+
+def evaluate(
+    truth: Truth,
+    found: Found,
+    kind: str,
+    *,
+    images: Sequence[int],
+    thresholds: Sequence[float],
+    limits: Sequence[int],
+    engine: str | None = None,
+) -> Evaluation:
+    """Evaluate the objects found in images.
+
+    Args:
+        truth: Numbered for the classes that are evaluated.
+        found: With masks for ``segm``.
+        kind: ``bbox`` or ``segm``.
+        images: Their numbers.
+        thresholds: Of IoU.
+        limits: How many objects of an image count, those of the highest scores.
+        engine: One of `ENGINES`; by default the first that is installed.
+
+    Raises:
+        ConfigError: The engine is unknown, or not installed.
+    """
+    categories = list(range(1, len(truth.classes) + 1))
+    limits = sorted(limits)
+    with redirect_stdout(io.StringIO()):  # the engines print their steps
+        made = ENGINES[chosen_engine(engine)](truth, found, kind)
+        params = made.params
+        params.catIds, params.imgIds, params.maxDets, params.iouThrs = categories, images, limits, np.array(thresholds)
+        made.evaluate()
+        made.accumulate()
+    precision, recall = np.asarray(made.eval["precision"]), np.asarray(made.eval["recall"])
+    return Evaluation(kind, precision, recall, np.array(thresholds), limits, truth, found, images)
+
+
+def chosen_engine(name: str | None) -> str:
+    """A name of `ENGINES`; the first that is installed if none is asked for."""
+    installed = [one for one in ENGINES if find_spec(one)]
+    if name not in (None, *installed):
+        raise ConfigError(f"engine of a COCO metric: got {name!r}, expected one that is installed: {installed}")
+    return name or installed[0]
+
+
+def _hotcoco(truth: Truth, found: Found, kind: str) -> Any:
+    import hotcoco
+
+    content, fields = truth.dataset, FIELDS if found.masks is None else (*FIELDS, "segmentation")
+    known = hotcoco.COCO(
+        {
+            "images": [{key: image[key] for key in ("id", "width", "height")} for image in content["images"]],
+            "annotations": [{key: one[key] for key in fields if key in one} for one in content["annotations"]],
+            "categories": content["categories"],
+        }
+    )
+    return hotcoco.COCOeval(known, known.loadRes(found.boxes if found.masks is None else found.rows()), kind)
+
+
+def _faster_coco_eval(truth: Truth, found: Found, kind: str) -> Any:
+    from faster_coco_eval import COCOeval_faster
+
+    return COCOeval_faster(truth.indexed(), truth.detections(found.rows()), kind)
+
+
+def _pycocotools(truth: Truth, found: Found, kind: str) -> cocoeval.COCOeval:
+    return cocoeval.COCOeval(truth.indexed(), truth.detections(found.rows()), kind)
+
+
+ENGINES: Mapping[str, Callable[[Truth, Found, str], Any]] = {
+    "hotcoco": _hotcoco,
+    "faster_coco_eval": _faster_coco_eval,
+    "pycocotools": _pycocotools,
+}
