@@ -12,7 +12,7 @@ from vitdense.mm.checks import config, data, model, schedule
 from vitdense.mm.checks.sets import DataSet, data_sets
 from vitdense.mm.data.faults import Fault, caught, refuse
 
-OF_DATA = (data.files, data.classes, data.contents, data.overlap, data.evaluators)
+OF_DATA = (data.files, data.classes, data.contents, data.few, data.overlap, data.evaluators)
 CHECKS = (
     *(config.loaders, config.types, config.values),
     *OF_DATA,

@@ -20,6 +20,7 @@ from vitdense.mm.data.images import copied, evenly_spaced
 from vitdense.mm.errors import ConfigError, count, join_some
 
 ABSENT = "label some, or leave the names out of the classes"
+FEW = 50  # objects of a class: by their number alone, a share of them may be 14 points off (95 %)
 SAMPLE = 20_000  # images of each split of which copies are sought
 
 
@@ -151,6 +152,18 @@ def _absent(trained: Sequence[DataSet]) -> Iterator[Fault]:
     if absent and not sum(len(one.samples.sizes) for one in trained) < len(names) < 2 * len(absent):
         what = f"no {trained[0].thing} of {count(len(absent), 'classes')}: {join_some(absent)}"
         yield Fault(what, trained[0].where, fix=ABSENT, grave=False)
+
+
+def few(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
+    """A validation has enough objects of every class."""
+    for one in _readable(sets):
+        with suppress(ConfigError):
+            counts = one.samples.counts if one.name == "val" else {}
+            names = tuple(f"{name} ({counts[name]})" for name in one.classes if 0 < counts.get(name, 0) < FEW)
+            what = f"classes have under {FEW} objects, so that chance moves their AP, and its mean, by many points:"
+            fix = "validate on more images, or take small differences for chance"
+            if names:
+                yield Fault(what, one.where, names, fix, grave=False, total=len(one.classes))
 
 
 def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:

@@ -12,7 +12,6 @@ import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,9 +27,10 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import Runner, autocast
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from vitdense.errors import OptionError
+from vitdense.mm.checks.markers import follow
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
@@ -38,7 +38,7 @@ from vitdense.mm.config.run import in_process
 from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import by
-from vitdense.mm.data.transforms import name_unreadable, parts
+from vitdense.mm.data.transforms import name_unreadable, parts, steps_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.memory import available_memory
 
@@ -92,7 +92,8 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
         wrapper: The optimizer's, for its data type. No step is made.
 
     Returns:
-        Warnings: the model pads the images to more than twice their area.
+        Warnings: annotations do not follow a step of a pipeline, or the model pads the images to more than twice their
+        area.
 
     Raises:
         ConfigError: Names the part of the config that failed.
@@ -106,7 +107,10 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
                 data = model.data_preprocessor(batch, True)
                 losses, _ = model.parse_losses(model(**data, mode="loss"))
             losses.backward()
-    return list(_padding(images, data.get("inputs")))
+        watched = copy_of(loader.dataset)
+        with _parts(_steps(watched, "train_dataloader"), "train_dataloader"):
+            moved = list(follow(watched, "train_dataloader.dataset"))
+    return [*_padding(images, data.get("inputs")), *moved]
 
 
 def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
@@ -168,21 +172,15 @@ def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
     """The first images of a loader, through a copy of its pipeline: steps such as `CachedMosaic` keep images."""
     dataset = copy_of(loader.dataset)
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
-    with _parts(_steps(dataset, f"{where}.dataset"), where):
+    with _parts(_steps(dataset, where), where):
         repeats = isinstance(loader.sampler, InfiniteSampler)  # fills a batch from fewer images
         images = min(images, size) if repeats else min(images, size, len(dataset))
         return loader.collate_fn([dataset[i % len(dataset)] for i in range(images)])
 
 
-def _steps(dataset: Any, where: str) -> dict[int, str]:
-    """The places of the steps of a built data set's pipelines in the config."""
-    found = {}
-    for path, part in parts(dataset, where):
-        steps = getattr(part, "pipeline", None)
-        for i, step in enumerate(getattr(steps, "transforms", steps) or []):
-            step = step.args[0] if isinstance(step, partial) else step
-            found[id(step)] = f"{path}.pipeline.{i} ({type(step).__name__})"
-    return found
+def _steps(dataset: Dataset, where: str) -> dict[int, str]:
+    """The places of the steps of a data set's pipelines in the config."""
+    return {id(step): place for place, step, _, _ in steps_of(dataset, f"{where}.dataset")}
 
 
 def _modules(model: nn.Module) -> dict[int, str]:

@@ -4,19 +4,21 @@ import base64
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from string import Template
+from tempfile import TemporaryDirectory
 
 from mmengine.config import Config
 from PIL import Image
 
 from vitdense import __version__
 from vitdense.files import atomic_write, read_text
-from vitdense.mm.checks.pictures import Picture
+from vitdense.mm.checks.pictures import SIDE, Picture, draw_batch
 from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError, count
 
 PICTURES = 4  # of a fault
@@ -44,10 +46,15 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
     left = MOST_PICTURES
     cards = []
     for fault in faults:
-        pictures = list(islice((one for of in sets for one in of.pictures(fault)), min(PICTURES, left)))
+        of_sets = (one for of in sets for one in of.pictures(fault))
+        pictures = list(islice(chain(fault.pictures, of_sets), min(PICTURES, left)))
         left -= len(pictures)
         cards.append(_card(fault, pictures))
-    examples = (one for of in sets if of.training for one in of.examples(PICTURES))
+    examples = [one for of in sets if of.training for one in of.examples(PICTURES)][:PICTURES]
+    if examples and not any(fault.grave for fault in faults):
+        with TemporaryDirectory() as scratch:
+            augmented, *_ = draw_batch(cfg, Path(scratch))
+            examples.append(("An image of a batch, as the model sees it", read_pixels(str(augmented))))
     size, said = _input(cfg)
     page = Template(read_text(Path(__file__).with_name("report.html"))).substitute(
         title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
@@ -55,7 +62,7 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
         verdict=_verdict(faults),
         findings="\n".join(cards) or "<p>Nothing.</p>",
         splits="\n".join(map(_split, sets)),
-        examples="\n".join(map(_figure, islice(examples, PICTURES))),
+        examples="\n".join(map(_figure, examples)),
         classes="\n".join(_classes([of for of in sets if of.is_described and of.counts])),
         input=escape(said),
         sizes="\n".join(table for of in sets if of.is_described and size for table in _sizes(of, size)),
@@ -99,10 +106,11 @@ def _card(fault: Fault, pictures: Iterable[Picture]) -> str:
 
 def _figure(picture: Picture) -> str:
     caption, pixels = picture  # [H, W, 3] uint8 RGB
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=80)
+    buffer, picture = io.BytesIO(), Image.fromarray(pixels)
+    picture.thumbnail((2 * SIDE, 2 * SIDE))
+    picture.save(buffer, "JPEG", quality=80)
     data, text = base64.b64encode(buffer.getvalue()).decode(), escape(caption)
-    image = f'<img src="data:image/jpeg;base64,{data}" width="{pixels.shape[1]}" height="{pixels.shape[0]}"'
+    image = f'<img src="data:image/jpeg;base64,{data}" width="{picture.width}" height="{picture.height}"'
     return f'<figure>{image} alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 

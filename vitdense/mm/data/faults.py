@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmengine.logging import print_log
@@ -25,6 +25,7 @@ class Fault:
         total: How many things could have the fault; 0: that is not known.
         of_masks: It is a warning where a training does not load masks.
         examples: Files to draw, where there are no items.
+        pictures: Captions and pixels [H, W, 3] uint8 RGB, of what no data set can draw.
     """
 
     what: str
@@ -36,6 +37,7 @@ class Fault:
     total: int = 0
     of_masks: bool = False
     examples: tuple = ()
+    pictures: tuple = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
         where, fix = f"{self.where}: " if self.where else "", f"; {self.fix}" if self.fix else ""

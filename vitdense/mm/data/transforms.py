@@ -101,19 +101,27 @@ def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from parts(part, f"{path}.{name}")
 
 
+def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, int]]:
+    """The steps of a built data set's pipelines: place in the config, step, list that has it and index there."""
+    for path, part in parts(dataset, where):
+        steps = getattr(part, "pipeline", None)
+        steps = getattr(steps, "transforms", steps) or []
+        for i, step in enumerate(steps):
+            step = step.args[0] if isinstance(step, partial) else step
+            yield f"{path}.pipeline.{i} ({type(step).__name__})", step, steps, i
+
+
 def name_unreadable(dataset: Any) -> None:
     """Replace the readers of a built data set by those whose errors name the file.
 
     The config keeps mm's, for which mm's inferencers look.
     """
-    for _, part in parts(dataset):
-        steps = getattr(getattr(part, "pipeline", None), "transforms", [])
-        for i, step in enumerate(steps):
-            if type(step) is LoadImageFromFile and not step.ignore_empty:
-                names = ("to_float32", "color_type", "imdecode_backend", "backend_args")
-                steps[i] = LoadImage(**{name: getattr(step, name) for name in names})
-            elif type(step).__name__ == "LoadAnnotations":
-                steps[i] = partial(_load_labels, step)
+    for _, step, steps, i in steps_of(dataset):
+        if type(step) is LoadImageFromFile and not step.ignore_empty:
+            names = ("to_float32", "color_type", "imdecode_backend", "backend_args")
+            steps[i] = LoadImage(**{name: getattr(step, name) for name in names})
+        elif type(step).__name__ == "LoadAnnotations":
+            steps[i] = partial(_load_labels, step)
 
 
 def _load_labels(load: BaseTransform, results: dict) -> dict:
