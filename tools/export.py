@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.cli.export import FORMATS, export
+from vitdense.mm.cli.export import FORMATS, INT8_BOUND, export
 from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.console import exit_on_user_error
@@ -28,6 +28,14 @@ def main() -> None:
     parser.add_argument(
         "--calibrate", nargs="+", default=[], metavar="IMAGE", help="for --int8; default: 100 of the training data"
     )
+    parser.add_argument(
+        "--int8-bound",
+        type=float,
+        default=INT8_BOUND,
+        metavar="SHARE",
+        help="for --int8: objects that it may lose or find anew, as a share of the model's; of a segmentor, pixels of "
+        "another class (default %(default)s)",
+    )
     parser.add_argument("--maps", action="store_true", help="of a detector of boxes, its maps alone")
     parser.add_argument(
         "--with-preprocessing",
@@ -41,13 +49,14 @@ def main() -> None:
     parser.add_argument("--no-proof", dest="proof", action="store_false", help="no NAME.proof, for vitdense verify")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     parser.need("--calibrate", "--int8")
+    parser.need("--int8-bound", "--int8")
     args = parser.parse_args()
     with exit_on_user_error():
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         static = tuple(args.static) if args.static else None
         precision = "int8" if args.int8 else "float16" if args.half else "float32"
         options = (path, args.to, static, precision, args.maps, args.images, args.with_preprocessing, args.calibrate)
-        print(export(*trained_of(args), *options, args.unchecked, args.classes, args.proof))
+        print(export(*trained_of(args), *options, args.unchecked, args.classes, args.proof, args.int8_bound))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from PIL import Image
 pytest.importorskip("mmdet")
 from mmengine.config import Config, ConfigDict
 
-from vitdense.export.compare import can_compare, compare_maps
+from vitdense.export.compare import above, can_compare, compare_counts, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import describe, of_noise, of_one_size, of_photos, paths_of
 from vitdense.mm.predictor import ImageReader
@@ -90,6 +90,44 @@ def test_masks_of_objects():
     empty = output(masks=np.zeros_like(MASKS))
     assert compare_results([(empty, empty)], BOUNDS["float32"])[0]
     assert not compare_results([(empty, want)], BOUNDS["float32"])[0]
+
+
+def test_lost_and_new_objects():
+    boxes = np.float32([(30 * i, 0, 30 * i + 20, 20) for i in range(10)])
+    want = output(boxes, np.linspace(0.9, 0.5, 10), (0,) * 10)
+    for got, changes in (
+        (output(boxes[::-1], (0.4,) * 10, (0,) * 10), 0),
+        (output(moved(6, boxes), (0.5,) * 10, (0,) * 10), 0),  # IoU 14 / 26
+        (output(moved(7, boxes), (0.5,) * 10, (0,) * 10), 20),
+        (output(boxes[:9], (0.5,) * 9, (0,) * 9), 1),
+        (output(boxes, (0.5,) * 10, (1,) + (0,) * 9), 2),  # one lost, and one new
+        (output(np.concatenate([boxes, boxes[:1]]), (0.5,) * 11, (0,) * 11), 1),  # one is not two
+        (output(boxes[:0], (), ()), 10),
+    ):
+        assert compare_counts([(want, want), (got, want)], changes / 20)[0]
+        fits, said = compare_counts([(want, want), (got, want)], (changes - 1) / 20)
+        assert not fits
+        assert f"{changes / 20:.1%}" in said
+    masks = np.zeros((10, 30, 300), bool)
+    masks[:, :20, :20] = True
+    other = masks.copy()
+    other[0, :11] = False
+    pair = output(boxes, (0.5,) * 10, (0,) * 10, other), output(boxes, (0.5,) * 10, (0,) * 10, masks)
+    assert compare_counts([pair], 0.2)[0]
+    assert not compare_counts([pair], 0.19)[0]
+
+
+def test_objects_count_by_the_threshold_of_their_class():
+    found = output(scores=(0.4, 0.4, 0.6), labels=(0, 1, 1), masks=MASKS)
+    assert above(found, 0.5).scores.tolist() == pytest.approx([0.6])
+    kept = above(found, (0.3, 0.5))
+    assert kept.labels.tolist() == [0, 1]
+    assert (kept.masks == MASKS[[0, 2]]).all()
+    pixels = Output(semantic=np.zeros((2, 5), int))
+    assert above(pixels, 0.5) is pixels
+    for bound, fits in ((0.1, True), (0.09, False)):
+        other = Output(semantic=np.eye(2, 5, dtype=int) * [1, 0, 0, 0, 0])
+        assert compare_counts([(other, pixels)], bound)[0] == fits
 
 
 def test_classes_of_pixels():

@@ -24,9 +24,10 @@ RESIZE = {"type": "Resize", "scale": (96, 64), "keep_ratio": True}
 
 @pytest.fixture(autouse=True)
 def without_models(monkeypatch):
-    """These configs have no model that can be built."""
+    """These configs have no model that can be built, and few objects."""
     monkeypatch.setattr(checks, "CHECKS", [one for one in checks.CHECKS if one is not model.build])
     monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())
+    monkeypatch.setattr(checks.data, "FEW", 1)
 
 
 def rectangle(x, y, w, h):

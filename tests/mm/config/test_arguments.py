@@ -94,6 +94,7 @@ def test_errors_of_a_parser_are_one_line(argv, named, capsys):
         ("predict x y z --as-dataset a --out-dir b", "--out-dir"),
         ("predict x y z --as-dataset a --indices", "--indices"),
         ("export x y --to onnx --calibrate a", "--int8"),
+        ("export x y --to onnx --int8-bound 0.2", "--int8"),
     ],
 )
 def test_options_of_the_tools_that_contradict_each_other_are_refused(repo, monkeypatch, capsys, command, named):

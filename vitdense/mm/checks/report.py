@@ -7,18 +7,16 @@ from html import escape
 from itertools import chain, islice
 from pathlib import Path
 from string import Template
-from tempfile import TemporaryDirectory
 
 from mmengine.config import Config
 from PIL import Image
 
 from vitdense import __version__
 from vitdense.files import atomic_write, read_text
-from vitdense.mm.checks.pictures import SIDE, Picture, draw_batch
+from vitdense.mm.checks.pictures import SIDE, Picture
 from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError, count
 
 PICTURES = 4  # of a fault
@@ -50,11 +48,7 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
         pictures = list(islice(chain(fault.pictures, of_sets), min(PICTURES, left)))
         left -= len(pictures)
         cards.append(_card(fault, pictures))
-    examples = [one for of in sets if of.training for one in of.examples(PICTURES)][:PICTURES]
-    if examples and not any(fault.grave for fault in faults):
-        with TemporaryDirectory() as scratch:
-            augmented, *_ = draw_batch(cfg, Path(scratch))
-            examples.append(("An image of a batch, as the model sees it", read_pixels(str(augmented))))
+    examples = (one for of in sets if of.training for one in of.examples(PICTURES))
     size, said = _input(cfg)
     page = Template(read_text(Path(__file__).with_name("report.html"))).substitute(
         title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
@@ -62,7 +56,7 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
         verdict=_verdict(faults),
         findings="\n".join(cards) or "<p>Nothing.</p>",
         splits="\n".join(map(_split, sets)),
-        examples="\n".join(map(_figure, examples)),
+        examples="\n".join(map(_figure, islice(examples, PICTURES))),
         classes="\n".join(_classes([of for of in sets if of.is_described and of.counts])),
         input=escape(said),
         sizes="\n".join(table for of in sets if of.is_described and size for table in _sizes(of, size)),

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 from torch import Tensor
 
-from vitdense.export.compare import can_compare, compare_maps
+from vitdense.export.compare import above, can_compare, compare_counts, compare_maps
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program, save_program
 from vitdense.files import atomic_write, check_writable
@@ -24,11 +26,12 @@ from vitdense.mm.export.samples import Sample, describe, of_noise, of_one_size, 
 from vitdense.mm.export.tasks import task_of
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
-from vitdense.runtime import BOUNDS, ENGINES, Output, compare_results, read
+from vitdense.runtime import BOUNDS, ENGINES, SCORE, Output, compare_results, read
 
 FORMATS = ("pt2", "onnx")
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
-PHOTOS, CALIBRATION = 3, 100  # of the test data to compare at; of the training data
+PHOTOS, HELD_BACK, CALIBRATION = 3, 20, 100  # of the test data to compare at, for int8; of the training data
+INT8_BOUND = 0.1
 
 
 def export(
@@ -45,6 +48,7 @@ def export(
     unchecked: bool = False,
     classes: Sequence[str] | None = None,
     proof: bool = True,
+    int8_bound: float = INT8_BOUND,
 ) -> str:
     """Export a detector or a segmentor, and compare the result with the model, from the photo to its objects.
 
@@ -55,12 +59,13 @@ def export(
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
         precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.export.int8`.
         maps: Of a detector of boxes, its maps instead of its objects.
-        images: Photos to compare a detector's objects on, or any program in int8 or of photos; the first of the
-            config's test data when empty.
+        images: Photos to compare a detector's objects on, or any program in int8 or of photos; some of the config's
+            test data when empty. For int8 they are others than those of the calibration.
         preprocessing: The program takes photos; see `vitdense.export.preprocessing.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
         unchecked: Write it also where the model finds nothing to compare at.
         proof: Write ``NAME.proof`` beside an ONNX file that `vitdense.runtime` reads; see `vitdense.export.proof`.
+        int8_bound: Lost and new objects of int8, as a share of the model's; of a segmentor, pixels with another class.
 
     Returns:
         What was written and compared.
@@ -76,11 +81,15 @@ def export(
     for option, given in (("--with-preprocessing", preprocessing), ("--int8", int8)):
         if given and (to != "onnx" or maps):
             raise ConfigError(f"{option}: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
+    if not 0 <= int8_bound <= 1:
+        raise ConfigError(f"--int8-bound: got {int8_bound}, expected a share, 0 to 1")
     check_writable(path, "--out")
     if static:
         cfg = of_one_size(cfg, static)
     predictor = Predictor(cfg, checkpoint, Inference(score_thr=0.0), classes)
-    task, bounds = task_of(predictor.model, maps).eval(), BOUNDS[precision]
+    task, bounds, point = task_of(predictor.model, maps).eval(), BOUNDS[precision], predictor.operating_point
+    score_thr = (point.thresholds if point else SCORE) if int8 else 0.0
+    bounds = replace(bounds, score=np.min(score_thr)) if int8 else bounds
     metadata = describe(predictor)
     about = {key: json.loads(value) for key, value in metadata.items()}
     kind, channels = type(predictor.model).__name__, cfg.model.backbone.get("in_channels", 3)
@@ -94,17 +103,26 @@ def export(
     if of_noise_alone:
         samples = [of_noise((1, channels, *static) if static else (UNSEEN[0], channels, *UNSEEN[1:]))]
     else:
-        samples = [*of_photos(paths_of(predictor.dataset, images, PHOTOS), predictor, about, preprocessing)]
+        photos, calibrating = paths_of(predictor.dataset, images, HELD_BACK if int8 else PHOTOS), []
+        if int8:
+            calibrating = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
+            seen = {*map(os.path.abspath, calibrating)}
+            photos = [path for path in photos if os.path.abspath(path) not in seen]
+            if not photos:
+                raise ConfigError("--int8: all photos to compare at are calibrated on; give others: --images")
+        samples = [*of_photos(photos, predictor, about, preprocessing)]
 
-    def found(outputs: Mapping, sample: Sample) -> Output:
+    def found(outputs: Mapping, sample: Sample, score_thr: float | Sequence[float] = 0.0) -> Output:
         arrays = {name: np.asarray(out[0]) for name, out in outputs.items()}
-        return read(arrays, about, sample.image.shape[2:], sample.size, of_photo=sample.given.dtype == torch.uint8)
+        of_photo = sample.given.dtype == torch.uint8
+        return read(arrays, about, sample.image.shape[2:], sample.size, score_thr, of_photo)
 
     by_results = task.finds and not of_noise_alone
     with torch.no_grad():
         wanted = [task.wanted(sample) for sample in samples]
         if by_results:
             wanted = [out if isinstance(out, Output) else found(out, sample) for out, sample in zip(wanted, samples)]
+            wanted = [above(out, score_thr) for out in wanted] if int8 else wanted
         compares = not by_results or can_compare(wanted, bounds)
         if not compares and not unchecked:
             raise ConfigError(
@@ -132,9 +150,8 @@ def export(
             from vitdense.export.int8 import quantise
 
             _say("calibrating int8")
-            files = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
-            calibrating = of_photos(files, predictor, about, preprocessing=False)
-            quantise(scratch, (sample.given.numpy() for sample in calibrating))
+            read_photos = of_photos(calibrating, predictor, about, preprocessing=False)
+            quantise(scratch, (sample.given.numpy() for sample in read_photos))
         if preprocessing:
             import onnx
 
@@ -156,7 +173,10 @@ def export(
             if not compares:
                 said.append(f"{name}: runs; not compared, for the model finds nothing")
                 continue
-            if by_results:
+            if int8:
+                counted = (found(*pair, score_thr) for pair in zip(got, samples))
+                fits, compared = compare_counts(zip(counted, wanted), int8_bound)
+            elif by_results:
                 fits, compared = compare_results(zip(map(found, got, samples), wanted), bounds)
             else:
                 fits, compared = compare_maps(got, wanted, bounds)
