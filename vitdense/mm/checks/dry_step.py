@@ -27,7 +27,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, init_default_scope
 from mmengine.runner import Runner, autocast
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
 from vitdense.mm.checks.markers import follow
@@ -178,7 +178,7 @@ def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
         return loader.collate_fn([dataset[i % len(dataset)] for i in range(images)])
 
 
-def _steps(dataset: Dataset, where: str) -> dict[int, str]:
+def _steps(dataset: Any, where: str) -> dict[int, str]:
     """The places of the steps of a data set's pipelines in the config."""
     return {id(step): place for place, step, _, _ in steps_of(dataset, f"{where}.dataset")}
 
