@@ -47,15 +47,12 @@ def follow(dataset: Dataset, where: str) -> Iterator[Fault]:
     for step in watched:
         for name, seen in step.stray.items():
             if len(seen) >= SEEN:
-                what = f"{name} do not follow the image: of {len(seen)} of {step.images} images, they are elsewhere"
                 image, region = seen[0]
-                grey = image[..., :1].astype(np.uint8).repeat(3, -1)
-                pictures = (
-                    (f"painted, and the {name}", draw.overlay(grey, region.astype(int), [(0, 0, 0), draw.MARK])),
-                )
-                yield Fault(
-                    what, step.place, (), "move them in this step as it moves the image", False, pictures=pictures
-                )
+                grey = image[..., :1].astype(np.uint8).repeat(3, -1)  # [H, W, 3]
+                picture = f"painted, and the {name}", draw.overlay(grey, region.astype(int), [(0, 0, 0), draw.MARK])
+                what = f"{name} do not follow the image: of {len(seen)} of {step.images} images, they are elsewhere"
+                fix = "move them in this step as it moves the image"
+                yield Fault(what, step.place, fix=fix, grave=False, pictures=(picture,))
 
 
 class _Watched:
@@ -76,8 +73,7 @@ class _Watched:
 
     def __call__(self, results: dict) -> dict | None:
         if isinstance(results.get("img"), np.ndarray) and any(_regions(results, kind) for kind in KINDS):
-            with suppress(IndexError, KeyError):  # of a step that looks labels up in a table
-                self._watch(results)
+            self._watch(results)
         return self.step(results)
 
     def _watch(self, results: dict) -> None:
@@ -104,7 +100,9 @@ class _Watched:
             regions = [x for x in _regions(one, kind, chosen).values() if x.shape == image.shape[:2]]
             image[np.logical_and.reduce(regions) if regions else []] = PAINT
         seed_everything(seed)
-        return step(results)
+        with suppress(Exception):  # it may take no other labels or images than its own, with which it runs in any case
+            return step(results)
+        return None
 
 
 def _regions(one: dict, kind: str, chosen: Sequence[int] = ()) -> dict[str, np.ndarray]:

@@ -105,8 +105,8 @@ def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, in
     """The steps of a built data set's pipelines: place in the config, step, list that has it and index there."""
     for path, part in parts(dataset, where):
         steps = getattr(part, "pipeline", None)
-        steps = getattr(steps, "transforms", steps) or []
-        for i, step in enumerate(steps):
+        steps = getattr(steps, "transforms", steps)
+        for i, step in enumerate(steps if isinstance(steps, list) else ()):
             step = step.args[0] if isinstance(step, partial) else step
             yield f"{path}.pipeline.{i} ({type(step).__name__})", step, steps, i
 
