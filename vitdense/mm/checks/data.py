@@ -161,9 +161,8 @@ def few(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
             counts = one.samples.counts if one.name == "val" else {}
             names = tuple(f"{name} ({counts[name]})" for name in one.classes if 0 < counts.get(name, 0) < FEW)
             what = f"classes have under {FEW} objects, so that chance moves their AP, and its mean, by many points:"
-            fix = "validate on more images, or take small differences for chance"
             if names:
-                yield Fault(what, one.where, names, fix, grave=False, total=len(one.classes))
+                yield Fault(what, one.where, names, "validate on more images", grave=False, total=len(one.classes))
 
 
 def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:

@@ -56,12 +56,7 @@ def follow(dataset: Dataset, where: str) -> Iterator[Fault]:
 
 
 class _Watched:
-    """Stands in the place of a step of a pipeline, which sees numbers of objects for their labels.
-
-    Args:
-        step: The step.
-        place: In the config.
-    """
+    """Stands for a step of a pipeline, at a place in the config, and looks where its paint goes."""
 
     def __init__(self, step: Any, place: str) -> None:
         self.step, self.place, self.images, self.stray = step, place, 0, {}
@@ -72,20 +67,17 @@ class _Watched:
         return getattr(self.step, name)
 
     def __call__(self, results: dict) -> dict | None:
+        seed, plain = np.random.randint(2**31), None  # noqa: NPY002 -- as the transforms of mm
         if isinstance(results.get("img"), np.ndarray) and any(_regions(results, kind) for kind in KINDS):
-            self._watch(results)
-        return self.step(results)
-
-    def _watch(self, results: dict) -> None:
-        seed = np.random.randint(2**31)  # noqa: NPY002 -- as the transforms of mm
-        plain = self._run(results, seed)
-        self.images += 1
+            plain = self._run(results, seed)
+            self.images += 1
         for kind in KINDS if plain and isinstance(plain.get("img"), np.ndarray) else ():
             chosen = _chosen(plain, kind)
             out = self._run(results, seed, kind, chosen) if len(chosen) else None
             if out is not None and np.array_equal(_chosen(out, kind), chosen):
                 for name, region in _stray(plain["img"], out, kind, chosen):
                     self.stray.setdefault(name, []).append((out["img"], region))
+        return self.step(results)
 
     def _run(self, results: dict, seed: int, kind: str = OBJECTS, chosen: Sequence[int] = ()) -> dict | None:
         """What the step makes of images in which this is painted."""
@@ -93,7 +85,7 @@ class _Watched:
         # Also those that `MultiImageMixDataset` gives, and of steps that keep some.
         mixed, start = [results, *results.get("mix_results", ()), *getattr(step, "results_cache", ())], 0
         for one in mixed:
-            if "gt_bboxes_labels" in one:
+            if "gt_bboxes_labels" in one:  # numbers, by which objects are found again
                 stop = start + len(one["gt_bboxes_labels"])
                 one["gt_bboxes_labels"], start = np.arange(start, stop), stop
             one["img"] = image = np.full_like(one["img"], PLAIN)
