@@ -16,7 +16,6 @@ from attention_cost import attention_costs, plot_attention
 from benchmark import build
 from cost import DEVICES, ModelCost, count
 from vitdense.files import atomic_write, read_text
-from vitdense.inspect.flops import macs, num_params
 from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
@@ -97,31 +96,18 @@ def ap_flops(path: Path) -> None:
     save(figure, path)
 
 
-def counted(name: str) -> tuple[float, float, ModelCost]:
-    """Parameters in millions, multiply-adds in billions as papers count them, and the cost at one image of 800x1280 in
-    half precision, of a backbone."""
+def counted(name: str) -> ModelCost:
+    """The cost of a backbone at one image of 800x1280 in half precision."""
     model = build(name, 0.0).to("meta", torch.bfloat16)
-    x = torch.empty(1, 3, 800, 1280, dtype=torch.bfloat16, device="meta")
-    return num_params(model) / 1e6, macs(lambda: model(x))[1] / 1e9, count(model, x)
-
-
-def table_row(name: str, params: float, gmacs: float, cost: ModelCost) -> str:
-    """The row of a backbone in docs/choose.md."""
-    forward = cost.forward
-    return (
-        f"| `{name}` | {params:.1f} M | {gmacs:.0f} G | {forward.kernels} | {forward.bytes / 1e9:.2f} | "
-        f"{cost.train.kept / 1e9:.2f} |"
-    )
+    return count(model, torch.empty(1, 3, 800, 1280, dtype=torch.bfloat16, device="meta"))
 
 
 def counted_costs(path: Path) -> None:
-    """Roofline time of a forward pass, by what it is made of. Prints the table of docs/choose.md."""
+    """Roofline time of a forward pass, by what it is made of."""
     device = DEVICES["h200"]
     figure = Figure((9, 4.2), layout="constrained")
     axes = figure.subplots()
-    costs = {name: counted(name) for name in COUNTED}
-    print(*(table_row(name, *cost) for name, cost in costs.items()), sep="\n")
-    seconds = [cost.forward.seconds(device) for *_, cost in costs.values()]
+    seconds = [counted(name).forward.seconds(device) for name in COUNTED]
     lefts = [0.0] * len(COUNTED)
     for part, times in zip(("multiply-adds", "bytes of memory", "launches of kernels"), zip(*seconds)):
         milliseconds = [1e3 * time for time in times]

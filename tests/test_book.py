@@ -102,20 +102,6 @@ def test_published_rows_are_those_of_the_readme():
     assert len(rows) == len(lines)
 
 
-def counted_table():
-    return re.findall(r"^\| `\w+` \| .+ M \| .+$", (REPO / "docs/choose.md").read_text(), re.M)
-
-
-def test_a_row_of_counted_costs_is_what_the_tool_counts():
-    assert gallery.table_row("deit_small", *gallery.counted("deit_small")) in counted_table()
-
-
-@pytest.mark.slow
-def test_counted_costs_are_what_the_tool_counts(tmp_path, capsys):
-    gallery.counted_costs(tmp_path / "costs.png")
-    assert capsys.readouterr().out.splitlines() == counted_table()
-
-
 def test_prediction_shows_both_models_side_by_side(tmp_path, monkeypatch):
     colours = {"cascade_swin_nano_shapes": (255, 0, 0), "upernet_swin_nano_shapes": (0, 0, 255)}
 
