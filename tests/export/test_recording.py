@@ -1,9 +1,11 @@
-"""What a proof keeps of the blocks of a model."""
+"""What a proof keeps of the blocks of a model, and how far it lets go what is found in a lower precision."""
 
+import numpy as np
 import torch
 from torch import nn
 
-from vitdense.export.proof import SAMPLES, recording
+from vitdense.export.proof import SAMPLES, recording, widened
+from vitdense.runtime import BOUNDS, Output, compare_results
 
 
 def test_a_recording_keeps_samples_alone():
@@ -22,3 +24,21 @@ def test_a_recording_keeps_samples_alone():
     before = dict(found)
     model["blocks"](torch.rand(1, 8, 64, 64))
     assert all(found[name] is kept for name, kept in before.items())
+
+
+def test_bounds_of_a_lower_precision_are_by_what_it_changes():
+    def found(difference, lost):
+        """Twenty objects, of which some are elsewhere."""
+        corner = np.arange(20)[:, None] * 100 + np.where(np.arange(20) < lost, 50, 0)[:, None]
+        return Output(corner + [0.0, 0, 20, 20], np.full(20, 0.9 - difference), np.zeros(20, int))
+
+    def changed(share):
+        return Output(semantic=(np.arange(100)[None] < 100 * share).astype(int))
+
+    base = BOUNDS["float16"]
+    assert widened([(found(0, 0), found(0, 0))], base).difference == base.difference
+    bounds = widened([(found(0.04, 1), found(0, 0))], base)
+    for got, fits in ((found(0.1, 1), True), (found(0.1, 4), True), (found(0.1, 5), False), (found(0.13, 1), False)):
+        assert compare_results([(got, found(0, 0))], bounds)[0] == fits
+    bounds = widened([(changed(0.04), changed(0))], base)
+    assert [compare_results([(changed(x), changed(0))], bounds)[0] for x in (0.11, 0.13)] == [True, False]
