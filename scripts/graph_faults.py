@@ -138,7 +138,9 @@ def faults_of(model: ModelProto) -> Iterator[Fault]:
     for i in places("Gelu")[1:2]:
         yield of_op("GELU by tanh", i, "approximate", "tanh")
     for i in places("Resize")[-1:]:
-        yield of_op("resize of maps, asymmetric", i, "coordinate_transformation_mode", "asymmetric")
+        is_nearest = any((one.name, one.s) == ("mode", b"nearest") for one in nodes[i].attribute)
+        rule = ("nearest_mode", "ceil") if is_nearest else ("coordinate_transformation_mode", "asymmetric")
+        yield of_op("resize of maps, by another rule", i, *rule)
     for i in places("Add", lambda node: any(len(weights.get(name, ())) >= 3 for name in node.input))[:1]:
         (place,) = (k for k, name in enumerate(nodes[i].input) if len(weights.get(name, ())) >= 3)
         yield of_weight("positions moved by one", i, lambda x: np.roll(x, 1, -2), TABLE, place)

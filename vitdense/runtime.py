@@ -837,7 +837,7 @@ def cause_of(block: int, error: float, half: float, is_half: bool) -> str:
     if np.isinf(error):
         return "a transposed layout, or a program for another size"
     if error <= min(half, HALF_ERROR) and not is_half:
-        return "an engine that computes in half precision: ask it for float32"
+        return "half precision, of the engine (ask it for float32) or of an op of the file"
     if block == 1:
         return "the order of channels, mean and std, a transposed layout, or changed weights"
     return "an op of this block that another opset or converter changed, other weights, or another quantisation"

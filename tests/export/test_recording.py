@@ -30,7 +30,7 @@ def test_bounds_of_a_lower_precision_are_by_what_it_changes():
     def found(difference, lost):
         """Twenty objects, of which some are elsewhere."""
         corner = np.arange(20)[:, None] * 100 + np.where(np.arange(20) < lost, 50, 0)[:, None]
-        return Output(corner + [0.0, 0, 20, 20], np.full(20, 0.9 - difference), np.zeros(20, int))
+        return Output(corner + np.float32([0, 0, 20, 20]), np.full(20, 0.9 - difference), np.zeros(20, int))
 
     def changed(share):
         return Output(semantic=(np.arange(100)[None] < 100 * share).astype(int))
