@@ -154,10 +154,12 @@ def scopes_of(node: NodeProto) -> list[str]:
 
 def expected(model: ModelProto, proof: runtime.Proof, node: int) -> set[str]:
     """The blocks that a fault in a node may be named by: the innermost that has the node, or the first after it."""
-    ends = {node.output[0]: i for i, node in enumerate(model.graph.node)}
-    places = {block: ends[tensor] for block, tensor in zip(proof.blocks[1:], proof.tensors)}
-    inside = [block for block in proof.blocks if block in scopes_of(model.graph.node[node])]
-    after = [block for block, place in places.items() if place >= node]
+    nodes = model.graph.node
+    inside = [block for block in proof.blocks if block in scopes_of(nodes[node])]
+    reached = {*nodes[node].output}
+    for later in nodes[node + 1 :]:
+        reached.update(later.output if reached.intersection(later.input) else ())
+    after = [block for block, tensor in zip(proof.blocks[1:], proof.tensors) if tensor in reached]
     return {*inside[:1], *after[:1]} or {"what is found"}
 
 

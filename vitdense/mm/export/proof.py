@@ -1,5 +1,6 @@
 """What a trained model finds in photos and computes inside, for the proof of its program."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from vitdense.mm.export.tasks import Task
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import Output
 
-PHOTOS, DRAWN = 3, (256, 384)  # photos of a proof; size of drawn ones, where the test data cannot be read
+# How much of the width of each photo is in a proof: a program that resizes its positions is seen at two sizes.
+PARTS, DRAWN = (1, 0.75, 1), (256, 384)  # size of drawn photos, where the test data cannot be read
 
 
 class Record:
@@ -41,11 +43,12 @@ class Record:
         found: Callable[[Mapping[str, Tensor], Sample], Output],
     ) -> None:
         try:
-            paths = paths_of(predictor.dataset, images, PHOTOS)[:PHOTOS]
+            paths = paths_of(predictor.dataset, images, len(PARTS))[: len(PARTS)]
             photos = [predictor.reader.pixels(path) for path in paths]
         except ConfigError:
-            photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i in range(PHOTOS)]
-        self.about, self.photos = about, [shrunk(photo) for photo in photos]
+            photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i, _ in enumerate(PARTS)]
+        cut = (photo[:, : math.ceil(part * photo.shape[1])] for photo, part in zip(photos, PARTS))
+        self.about, self.photos = about, [*map(shrunk, cut)]
         samples = [*of_photos(self.photos, predictor, about, preprocessing)]
         self.wanted = [_computed(task, sample, found) for sample in samples]
         with torch.autocast("cpu", torch.bfloat16):
