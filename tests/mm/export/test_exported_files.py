@@ -178,6 +178,20 @@ def test_a_fault_is_found_where_it_is(program, tmp_path, fault, capsys):
     assert where in printed
 
 
+def test_int8_is_the_file_itself(export_of, tmp_path):
+    """Its bounds are too wide to find another scale."""
+    path, _ = export_of("int8")
+    model = onnx.load(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    node = next(node for node in model.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in weights)
+    set_value(model, node.input[1], lambda scale: scale * np.float32(1.1))
+    onnx.save(model, tmp_path / path.name)
+    shutil.copy(path.with_suffix(".proof"), tmp_path)
+    same, said = runtime.verify(tmp_path / path.name)
+    assert not same
+    assert "another than was exported" in said
+
+
 def test_other_engines_are_reached_by_a_function(program):
     engine = runtime.open_onnxruntime(program, more=runtime.Proof(program.with_suffix(".proof")).inner)
 
