@@ -243,10 +243,8 @@ class Program:
         except ImportError as error:
             raise EngineError(f"{engine} cannot be imported: pip install {engine} ({error})") from error
         except Exception as error:  # engines have no error in common
-            raise ValueError(
-                f"{path}: {engine} cannot read it: it is cut, no file of vitdense export, or has what this {engine} "
-                f"lacks ({reason_of(error)})"
-            ) from error
+            said = f"{path}: {engine} cannot read it: it is cut, no file of vitdense export, or has what {engine} lacks"
+            raise ValueError(f"{said} ({reason_of(error)})") from error
         outputs, about = self._engine.outputs, self._engine.about
         needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
         forms = [name for name in needed if name in outputs]
@@ -757,10 +755,8 @@ def verify(
             names = [*proof.outputs, *proof.inner]
             about = {key: json.dumps(value) for key, value in proof.about.items()}
             dtype = np.float16 if proof.precision == "float16" else np.float32
-            of_run = Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
-            program = Program(path, of_run)
-        else:
-            program = Program(path, engine, threads, more=proof.inner, **options)
+            engine = Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
+        program = Program(path, engine, threads, more=proof.inner, **options)
         same, said = compare_program(program, proof, is_half)
     except EngineError:
         raise
