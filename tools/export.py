@@ -8,16 +8,18 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.cli.export import FORMATS, INT8_BOUND, export
-from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
+from vitdense.mm.cli.export import FORMATS, INT8_BOUND, export_joined
+from vitdense.mm.config.arguments import add_checkpoint, add_classes, add_joined, make_parser, name_of, whole_number
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.joined import find_models
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add_checkpoint(parser)
     add_classes(parser)
+    add_joined(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument(
         "--static", nargs=2, type=whole_number, metavar=("H", "W"), help="image size in pixels, for one image"
@@ -52,11 +54,14 @@ def main() -> None:
     parser.need("--int8-bound", "--int8")
     args = parser.parse_args()
     with exit_on_user_error():
-        path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
+        others = () if args.joined is None else filter(None, (args.checkpoint, *args.joined))
+        names = [args.config, *others]
+        path = args.out or Path("exports") / f"{name_of(names)}.{args.to}"
         static = tuple(args.static) if args.static else None
         precision = "int8" if args.int8 else "float16" if args.half else "float32"
         options = (path, args.to, static, precision, args.maps, args.images, args.with_preprocessing, args.calibrate)
-        print(export(*trained_of(args), *options, args.unchecked, args.classes, args.proof, args.int8_bound))
+        models = find_models(names) if args.joined is not None else {"": trained_of(args)}
+        print(export_joined(models, *options, args.unchecked, args.classes, args.proof, args.int8_bound))
 
 
 if __name__ == "__main__":

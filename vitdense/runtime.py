@@ -208,6 +208,29 @@ def outputs_of_graph(names: Sequence[str]) -> bytes:
 
 
 ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+# An output that a kind of model has, and the key of KEYS that it needs.
+FORMS = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
+
+
+def open_engine(path: str | os.PathLike, engine: str, threads: int = 0, **options: object) -> Engine:
+    """A file in an engine; see `Program`."""
+    if engine not in ENGINES:
+        raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
+    try:
+        return ENGINES[engine](path, threads, **options)
+    except EngineError:
+        raise
+    except ImportError as error:
+        raise EngineError(f"{engine} cannot be imported: pip install {engine} ({error})") from error
+    except Exception as error:  # engines have no error in common
+        said = f"{path}: {engine} cannot read it: it is cut, no file of vitdense export, or has what {engine} lacks"
+        raise ValueError(f"{said} ({reason_of(error)})") from error
+
+
+def models_of(engine: Engine) -> list[str]:
+    """The names of the models in a file of several; of one model an empty one."""
+    outputs = (name.rpartition("/") for name in engine.outputs)
+    return list(dict.fromkeys(model for model, _, output in outputs if output in FORMS)) or [""]
 
 
 class Program:
@@ -217,6 +240,7 @@ class Program:
         path: The file.
         engine: ``onnxruntime`` or ``openvino``, the package that runs it; or an `Engine` of another.
         threads: Of a CPU; 0: all.
+        model: Of a file of several, see `Joined`, the name of one; it computes all of them.
         **options: Of the engine: `providers` of onnxruntime, `precision` and `device` of OpenVINO.
 
     Attributes:
@@ -232,28 +256,26 @@ class Program:
     """
 
     def __init__(
-        self, path: str | os.PathLike, engine: "str | Engine" = "onnxruntime", threads: int = 0, **options: object
+        self,
+        path: str | os.PathLike,
+        engine: "str | Engine" = "onnxruntime",
+        threads: int = 0,
+        model: str = "",
+        **options: object,
     ) -> None:
-        if not isinstance(engine, Engine) and engine not in ENGINES:
-            raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
-        try:
-            self._engine = engine if isinstance(engine, Engine) else ENGINES[engine](path, threads, **options)
-        except EngineError:
-            raise
-        except ImportError as error:
-            raise EngineError(f"{engine} cannot be imported: pip install {engine} ({error})") from error
-        except Exception as error:  # engines have no error in common
-            said = f"{path}: {engine} cannot read it: it is cut, no file of vitdense export, or has what {engine} lacks"
-            raise ValueError(f"{said} ({reason_of(error)})") from error
-        outputs, about = self._engine.outputs, self._engine.about
-        needed = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
-        forms = [name for name in needed if name in outputs]
-        about = self.about = {key: json.loads(about[key]) for key in KEYS if key in about}
-        if not forms or not {"mean", "std", "channels", "classes", "resize", needed[forms[0]]} <= about.keys():
+        self._engine = engine if isinstance(engine, Engine) else open_engine(path, engine, threads, **options)
+        outputs, models = self._engine.outputs, models_of(self._engine)
+        if model not in models:
+            raise ValueError(f"{path}: got model={model!r}, expected one of {models}; Joined returns results of all")
+        start = self._start = f"{model}/" if model else ""
+        forms = [name for name in FORMS if start + name in outputs]
+        about = self._engine.about
+        about = self.about = {key: json.loads(about[start + key]) for key in KEYS if start + key in about}
+        if not forms or not {"mean", "std", "channels", "classes", "resize", FORMS[forms[0]]} <= about.keys():
             outputs = [name for name in outputs if name not in options.get("more", ())]
             raise ValueError(
                 f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of vitdense export "
-                f"with one of {[*needed]}, exported without --maps from a config that resizes images in one step at "
+                f"with one of {[*FORMS]}, exported without --maps from a config that resizes images in one step at "
                 f"most"
             )
         self.names: list[str] = about["classes"]
@@ -272,22 +294,27 @@ class Program:
         Raises:
             ValueError: The image is none, or has no pixel after its resize; or the score is out of range.
         """
-        is_photo = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
-        if not is_photo or not image.size:
-            got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3] of at least one pixel")
+        return self.find(self.run(self.batch(image)), image.shape[:2], score_thr)
+
+    def find(self, outputs: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
+        """Outputs for a batch of one photo, of a size (H, W), as what counts of what was found; see `__call__`."""
         point = self.operating_point
         if score_thr is None:
             score_thr = point.thresholds if point else SCORE
         elif not 0 <= score_thr <= 1:
             raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
-        found = self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
+        found = self.read(outputs, size, score_thr)
         if point and found.boxes is not None:
             found.probabilities = point.probabilities(found.scores, found.labels)
         return found
 
     def batch(self, image: np.ndarray) -> np.ndarray:
-        """A photo, see `__call__`, as the file takes it. One that has no pixel after its resize is a ValueError."""
+        """A photo, see `__call__`, as the file takes it. Anything else, or one that has no pixel after its resize, is a
+        ValueError."""
+        is_photo = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+        if not is_photo or not image.size:
+            got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+            raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3] of at least one pixel")
         size = image.shape[:2]
         seen = fitted(size, self.about["resize"])  # (h, w)
         if not min(seen):
@@ -307,8 +334,34 @@ class Program:
         self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | Sequence[float] = 0.0
     ) -> Output:
         """Outputs for a batch of one photo, of a size (H, W), as what was found in it."""
-        found = {name: out[0] for name, out in found.items()}
+        found = {name.removeprefix(self._start): out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
+
+
+class Joined:
+    """An ONNX file of ``vitdense export --joined``: several models on one trunk, which runs once.
+
+    Args:
+        path, engine, threads, **options: See `Program`.
+
+    Attributes:
+        models: A `Program` by the name of each model.
+
+    Raises:
+        ValueError: See `Program`.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike, engine: "str | Engine" = "onnxruntime", threads: int = 0, **options: object
+    ) -> None:
+        engine = engine if isinstance(engine, Engine) else open_engine(path, engine, threads, **options)
+        self.models = {name: Program(path, engine, model=name) for name in models_of(engine)}
+
+    def __call__(self, image: np.ndarray, score_thr: float | None = None) -> dict[str, Output]:
+        """What each model finds, by its name; see `Program`."""
+        first, *_ = self.models.values()
+        outputs = first.run(first.batch(image))
+        return {name: model.find(outputs, image.shape[:2], score_thr) for name, model in self.models.items()}
 
 
 def reason_of(error: Exception) -> str:
@@ -686,7 +739,13 @@ def classes_of(found: Output) -> np.ndarray:
 class Proof:
     """What a trained model found in photos, and computed inside; `vitdense.export.proof` writes the file.
 
+    Args:
+        path: The file.
+        model: Of a file of several, the name of one; None: of the first.
+
     Attributes:
+        models: Names of all models in the file; of one model an empty one.
+        model: The name of this one.
         about, outputs, precision: Of the program, the last one of `BOUNDS`.
         checksum: Of its file (CRC-32).
         blocks: Parts of the model by their names, in the order of the graph; the first is the image.
@@ -704,10 +763,14 @@ class Proof:
         ValueError: The file is missing, cut, or no such file.
     """
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike, model: str | None = None) -> None:
         try:
             with np.load(path, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
+                self.models = [name.rpartition("/")[0] for name in file.files if name.endswith("index")]
+                self.model = self.models[0] if model is None else model
+                start = f"{self.model}/" if self.model else ""
+                names = [name for name in file.files if name.startswith((start, "photo"))]
+                arrays = {name.removeprefix(start): file[name] for name in names}
             index = json.loads(str(arrays["index"]))
             self.about, self.outputs, self.precision = index["about"], index["outputs"], index["precision"]
             self.checksum, self.limits = index["checksum"], index["limits"]
@@ -747,16 +810,33 @@ def verify(
         ValueError: The program or the proof is missing; or the proof is cut or no such file.
         EngineError: The engine is not installed, has no such precision, or cannot run the program as it was exported.
     """
-    checksum, is_half = None if run else checksum_of(path), options.get("precision", "f32") != "f32"
-    proof = Proof(os.path.splitext(path)[0] + ".proof")
-    is_whole = checksum == proof.checksum
+    checksum, file = None if run else checksum_of(path), os.path.splitext(path)[0] + ".proof"
+    found = {}
+    for model in Proof(file).models:
+        same, said = verify_model(path, Proof(file, model), checksum, engine, threads, run, **options)
+        found[same] = [*found.get(same, ()), f"{model}, {said}" if model else said]
+    return False not in found, "; ".join(found.get(False) or found[True])
+
+
+def verify_model(
+    path: str | os.PathLike,
+    proof: Proof,
+    checksum: int | None,
+    engine: str,
+    threads: int,
+    run: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None,
+    **options: object,
+) -> tuple[bool, str]:
+    """As `verify`, by the proof of one model; `checksum` is that of the program."""
+    is_whole, is_half = checksum == proof.checksum, options.get("precision", "f32") != "f32"
     try:
         if run:
             names = [*proof.outputs, *proof.inner]
-            about = {key: json.dumps(value) for key, value in proof.about.items()}
+            start = f"{proof.model}/" if proof.model else ""
+            about = {start + key: json.dumps(value) for key, value in proof.about.items()}
             dtype = np.float16 if proof.precision == "float16" else np.float32
             engine = Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
-        program = Program(path, engine, threads, more=proof.inner, **options)
+        program = Program(path, engine, threads, proof.model, more=proof.inner, **options)
         same, said = compare_program(program, proof, is_half)
     except EngineError:
         raise

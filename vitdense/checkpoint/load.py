@@ -44,6 +44,7 @@ class LoadReport:
         channels: How the stem was changed for images of other channels; empty if it was not.
         others: Entries of the file that hold weights too and were not loaded, such as an average in ``model_ema``.
         classes: Which outputs have which classes, where the file numbers them by itself; empty if it does not.
+        queries: How queries were repeated or left out, where the model has another number of them; otherwise empty.
         classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
 
@@ -57,6 +58,7 @@ class LoadReport:
     channels: str = ""
     others: str = ""
     classes: str = ""
+    queries: str = ""
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -70,7 +72,7 @@ class LoadReport:
             f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
             f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
             f"{100 * self.share:.2f} % of the parameters loaded"
-            + "".join(f"; {what}" for what in (self.channels, self.others, self.classes) if what)
+            + "".join(f"; {what}" for what in (self.channels, self.others, self.classes, self.queries) if what)
         )
 
     def details(self) -> str:
@@ -100,11 +102,12 @@ def _transfer(
     if check := NAMING[match.family].check:
         check(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
-    fit_rows = None if match.scheme.name == "vitdense" else NAMING[match.family].fit_rows
+    fit_rows, is_own = NAMING[match.family].fit_rows, match.scheme.name == "vitdense"
     state = {}
     for key, value in renamed.items():
         if key in targets:
-            rows = fit_rows(key, value, model) if fit_rows else value
+            rows, said = fit_rows(key, value, model, is_own) if fit_rows else (value, "")
+            report.queries = report.queries or said
             state[key] = fit(key, rows, targets[key], resize)
             if state[key].shape != value.shape:
                 if key == "absolute_pos_embed.table":
@@ -284,6 +287,7 @@ def fit_whole(
         state |= {start + key: value for key, value in ours.items()}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
         report.ignored += [start + key for key in part.ignored]
+        report.queries = report.queries or part.queries
 
     def advise(refused: set[str], excused: set[str]) -> str:
         if any(key.startswith(tuple(backbones)) for key in refused):

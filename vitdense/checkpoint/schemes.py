@@ -46,8 +46,9 @@ class Family:
             compute something else, although the parameters fit.
         buffers: Takes a checkpoint with our names, whether a key of ours is wanted, the windows, and the windows of
             pretraining, see `convert`. Returns buffers that files of some schemes contain, and the checkpoint lacks.
-        fit_rows: Takes our key, a tensor of another project, and the model; returns the tensor with as many rows as the
-            model has classes or queries.
+        fit_rows: Takes our key, a tensor of a checkpoint, the model, and whether the checkpoint has our names; returns
+            the tensor with as many rows as the model has queries, or in files of other projects classes, and what to
+            say of it.
     """
 
     schemes: tuple[Scheme, ...]
@@ -57,7 +58,7 @@ class Family:
     parts_in_timm: Callable[[nn.Module], dict[str, Any]] | None = None
     check: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
     buffers: Callable[..., dict[str, Tensor]] | None = None
-    fit_rows: Callable[[str, Tensor, nn.Module], Tensor] | None = None
+    fit_rows: Callable[[str, Tensor, nn.Module, bool], tuple[Tensor, str]] | None = None
 
 
 def same(*names: str) -> tuple[Rule, ...]:

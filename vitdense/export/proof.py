@@ -60,7 +60,7 @@ def recording(model: nn.Module) -> Iterator[dict[str, Sampled]]:
     """What the blocks of a model return within this context, by their names: parts of lists and sequences."""
     found: dict[str, Sampled] = {}
     with ExitStack() as stack:
-        for name, module in model.named_modules():
+        for name, module in model.named_modules(remove_duplicate=False):  # a trunk of several models has their names
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 for key, block in module.named_children():
 
@@ -87,20 +87,21 @@ def tensors_of(path: str | Path) -> dict[str, str]:
     return found
 
 
-def write_proof(
-    path: Path,
+def proof_of(
     program: Path,
+    model: str,
     about: Mapping[str, Any],
     precision: str,
     photos: Sequence[np.ndarray],
     wanted: Sequence[Computed],
     halves: Sequence[Computed],
-) -> int:
-    """Write the proof of a program; the number of its blocks.
+) -> dict[str, np.ndarray]:
+    """The proof of a model in a program, as arrays for `write_proof`.
 
     Blocks that the program has not, or has otherwise, are left out: an optimiser may have joined them with others.
 
     Args:
+        model: Its name in a program of several; empty in one of its own.
         precision: Of the program, see `vitdense.runtime.BOUNDS`.
         wanted, halves: Of each photo, by the model in float32 and in half precision.
     """
@@ -112,7 +113,7 @@ def write_proof(
     engine = open_onnxruntime(program, more=[*tensors.values()])
     outputs = [name for name in engine.outputs if name not in ends]
     tensors |= {f"the output {name}": name for name in outputs if f"the output {name}" in wanted[0].blocks}
-    reader, errors, results, images = Program(program, engine), dict.fromkeys(tensors, 0.0), [], []
+    reader, errors, results, images = Program(program, engine, model=model), dict.fromkeys(tensors, 0.0), [], []
     for photo, want in zip(photos, wanted):
         images.append(reader.batch(photo))
         found = reader.run(images[-1])
@@ -143,9 +144,14 @@ def write_proof(
         samples = zip(*(sampled(torch.from_numpy(image[0])), *(want.blocks[name] for name in kept)))
         arrays |= {f"photo{i}": photo, **{f"{name}{i}": np.array(part) for name, part in zip(SAMPLED, samples)}}
         arrays |= {f"{name}{i}": value for name in FOUND if (value := getattr(want.found, name)) is not None}
+    start = f"{model}/" if model else ""
+    return {name if name.startswith("photo") else start + name: array for name, array in arrays.items()}
+
+
+def write_proof(path: Path, proofs: Sequence[Mapping[str, np.ndarray]]) -> None:
+    """Write the proofs of the models in a program; see `proof_of`."""
     with atomic_write(path) as scratch, scratch.open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    return len(kept)
+        np.savez_compressed(file, **{name: array for proof in proofs for name, array in proof.items()})
 
 
 def widened(pairs: Sequence[tuple[Output, Output]], base: Bounds) -> Bounds:

@@ -174,24 +174,34 @@ class Predictor:
         Raises:
             ConfigError: See `__call__`.
         """
-        if score_thr is not None:
-            check_score(score_thr, float(np.min(self.score_thr)))
-        threshold = self.score_thr if score_thr is None else score_thr
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise ConfigError(f"batch_size: got {batch_size!r}, expected a number of images, at least 1")
-        if isinstance(images, Images) or not isinstance(images, Iterable):
-            raise ConfigError(f"images: got {type(images).__name__}, expected several images, such as a list of paths")
+        threshold = self.threshold(score_thr)
+        check_batches(images, batch_size)
         return self._stream(iter(images), threshold, batch_size)
+
+    def threshold(self, score_thr: float | None) -> float | Sequence[float]:
+        """The minimum score of objects, as given, or by class; see `__call__`."""
+        if score_thr is None:
+            return self.score_thr
+        check_score(score_thr, float(np.min(self.score_thr)))
+        return score_thr
 
     def _stream(
         self, images: Iterator[Images], threshold: float | Sequence[float], batch_size: int
     ) -> Iterator[Result]:
         while batch := list(islice(images, batch_size)):
             pixels = [self.reader.pixels(image) for image in batch]
-            found = self.samples(batch, pixels)
-            del batch
-            while found:
-                yield self.result(found.pop(0), pixels.pop(0), threshold)
+            found = self.results(batch, pixels, threshold)
+            del batch, pixels
+            yield from found
+
+    def results(
+        self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: float | Sequence[float]
+    ) -> Iterator[Result]:
+        """The results of a batch, one after the other; see `samples` and `result`."""
+        found, pixels = self.samples(images, pixels), [*pixels]
+        del images
+        while found:
+            yield self.result(found.pop(0), pixels.pop(0), threshold)
 
     @torch.no_grad()
     def samples(self, images: Sequence[Images], pixels: Sequence[np.ndarray]) -> list[BaseDataElement]:
@@ -241,6 +251,14 @@ class Predictor:
         if self.operating_point:
             result.probabilities = self.operating_point.probabilities(result.scores, result.labels)
         return result
+
+
+def check_batches(images: object, batch_size: object) -> None:
+    """Raise a ConfigError unless these are several images, and a number of them."""
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise ConfigError(f"batch_size: got {batch_size!r}, expected a number of images, at least 1")
+    if isinstance(images, Images) or not isinstance(images, Iterable):
+        raise ConfigError(f"images: got {type(images).__name__}, expected several images, such as a list of paths")
 
 
 def test_steps(cfg: Config) -> list[dict]:
@@ -348,8 +366,8 @@ def load_model(
             f"{checkpoint} has the names of {names} classes, but heads of {cfg.filename} have "
             f"{' and '.join(map(str, sorted(others)))} outputs; which is which is not known"
         )
-    if report.classes:
-        print_log(f"{checkpoint}: {report.classes}")
+    for said in filter(None, (report.classes, report.queries)):
+        print_log(f"{checkpoint}: {said}")
     model.load_state_dict(state, strict=True)
     model.cfg = cfg
     return model.to(device).eval()

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,20 @@ def maybe_checkpoint(function: Callable[..., Tensor], *args: Any, with_cp: bool)
 def drop_path_rates(last: float, depth: int) -> list[float]:
     """Stochastic depth of every block: linear from 0 in the first to `last` (Huang et al., ECCV 2016)."""
     return [last * i / max(depth - 1, 1) for i in range(depth)]
+
+
+def tap(
+    trunks: Sequence["Backbone"], x: Tensor, size: tuple[int, int], steps: Sequence[Callable[[Tensor], Tensor]]
+) -> list[tuple]:
+    """The outputs of each of some trunks, which differ in these alone, in one pass; `x` and the others: see
+    `Backbone.unroll`, of the trunk with the last output."""
+    outs: list[list] = [[] for _ in trunks]
+    for i, step in enumerate(steps):
+        x = step(x)
+        for own, trunk in zip(outs, trunks):
+            if i in trunk.out_indices:
+                own.append(trunk.to_feature_map(x, size, i))
+    return [tuple(own) for own in outs]
 
 
 def check_image(x: Tensor, channels: int) -> Tensor:
@@ -305,20 +320,27 @@ class Backbone(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
-        return self.forward_patches(self.patch_embed(check_image(x, self.in_channels)))
+        return self.forward_patches(self.embed(x))
 
-    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
-        """As `forward`, from what `patch_embed` makes of an image, ``[B, h, w, C]``: masked pretraining enters here."""
-        return self.forward_stages(self.absolute_pos_embed(x))
+    def embed(self, x: Tensor) -> Tensor:
+        """What `forward_patches` takes of an image ``[B, 3, H, W]``."""
+        return self.patch_embed(check_image(x, self.in_channels))
 
-    def forward_stages(self, x: Tensor) -> tuple[Tensor, ...]:
-        """As `forward`, from the map that the stem made."""
-        outs = []
-        for i in range(self.out_indices[-1] + 1):
-            x = self.forward_stage(x, i)  # [B, H_i, W_i, C_i]; in a ResNet [B, C_i, H_i, W_i]
-            if i in self.out_indices:
-                outs.append(self.output(x, i))  # [B, C_i, H_i, W_i]
-        return tuple(outs)
+    def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
+        """As `forward`, from patches ``[B, h, w, C]``: masked pretraining enters here."""
+        (outs,) = tap([self], *self.unroll(x))
+        return outs
+
+    def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
+        """A forward pass of patches ``[B, h, w, C]`` in steps: the map before the first stage, its (h, w), and every
+        stage up to the last output as a function."""
+        x = self.absolute_pos_embed(x)
+        steps = [partial(self.forward_stage, stage=i) for i in range(self.out_indices[-1] + 1)]
+        return x, (x.shape[1], x.shape[2]), steps
+
+    def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
+        """An output, of what a step of `unroll` returned; `size` is that of the patches."""
+        return self.output(x, index)  # [B, C_i, H_i, W_i]
 
     def forward_stage(self, x: Tensor, stage: int) -> Tensor:
         """The map before a stage to the map after it."""

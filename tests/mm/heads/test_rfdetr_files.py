@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from mmengine.config import Config
 from mmengine.runner import Runner
 
 pytest.importorskip("mmdet")
@@ -20,6 +21,7 @@ from vitdense.checkpoint.whole_models import trained_classes
 from vitdense.mm import predictor
 from vitdense.mm.checks import dry_step
 from vitdense.mm.cli.new import main as new
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_published, list_published, trained_of
 from vitdense.mm.errors import ConfigError
@@ -95,16 +97,25 @@ def test_more_names_than_outputs_are_refused():
         fit_whole(make("Nano"), {"model": state, "args": {"class_names": list("ab") * 50}})
 
 
-@pytest.mark.parametrize("number", [100, 400])
-def test_more_and_fewer_queries(number):
-    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
-    found, report = fit_whole(make("Nano", num_queries=number), state)
-    assert set(report.resized) == {"bbox_head.queries.weight", "bbox_head.references.weight"}
-    groups = state["query_feat.weight"].unflatten(0, (13, 300))
-    got = found["bbox_head.queries.weight"].unflatten(0, (13, number))
-    assert got[:, : min(number, 300)].equal(groups[:, : min(number, 300)])
-    if number > 300:
-        assert got[5, 300:].equal(groups[5, :100])
+@pytest.mark.parametrize(("names", "number"), [("rfdetr", 400), ("own", 100), ("own", 200), ("own", 500)])
+def test_more_and_fewer_queries(names, number):
+    """Of every group the first ones are taken, or all are repeated in order; and the report says so."""
+    if names == "own":
+        cfg = load_config("rfdetr_nano_shapes").model
+        state, (groups, had) = build_model(Config({"model": cfg})).state_dict(), (2, 200)
+        cfg.bbox_head.num_queries = number
+        model, key = build_model(Config({"model": cfg})), "bbox_head.queries.weight"
+    else:
+        model, (groups, had), key = make("Nano", num_queries=number), (13, 300), "query_feat.weight"
+        state = weights({name: shape for name, shape in shapes_of("Nano").items() if 0 not in shape})
+    found, report = fit_whole(model, state)
+    old = state[key].unflatten(0, (groups, had))
+    assert found["bbox_head.queries.weight"].unflatten(0, (groups, number)).equal(old.repeat(1, 3, 1)[:, :number])
+    resized = {"bbox_head.queries.weight", "bbox_head.references.weight"} if number != had else set()
+    assert set(report.resized) == resized
+    assert (f"{had} queries" in str(report)) == (str(number) in report.queries) == (number != had)
+    with pytest.raises(CheckpointMismatchError, match="queries"):  # not so many groups
+        fit_whole(model, state | {key: state[key][1:]})
 
 
 def annotations(path, densest):
@@ -140,7 +151,7 @@ def test_queries_and_size_of_own_data(own, file, capsys, monkeypatch):
     cfg = own(310)
     assert "310 objects" in capsys.readouterr().out
     assert cfg.model.bbox_head.num_queries == cfg.model.test_cfg.max_per_img == 700  # of 300
-    assert cfg.settings.image_size == 192
+    assert cfg.settings.image_size == 448  # of 192 by the size of the images: 28 x 28 positions
     assert cfg.load_from == str(file)
 
 

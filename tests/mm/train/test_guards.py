@@ -274,6 +274,8 @@ def test_what_does_not_go_on_as_it_was_is_not_resumed(make):
     launch.train(make())
     with pytest.raises(ConfigError, match="optimizer of the checkpoint is for other parameters"):
         launch.train(make(**{"model.backbone.frozen_stages": 1}), resume="work/iter_5.pth")
+    with pytest.raises(CheckpointMismatchError, match=r"resume: .* other sizes than the model for .*bias_table"):
+        launch.train(make(**{"model.backbone.window_size": 5}), resume="work/iter_5.pth")
     half = read_checkpoint("work/iter_5.pth")
     del half["optimizer"]
     torch.save(half, "half.pth")

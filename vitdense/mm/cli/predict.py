@@ -8,6 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -28,6 +29,7 @@ from vitdense.mm.config.query import find_class
 from vitdense.mm.data.panoptic import colours_of_ids
 from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.joined import Joined
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
 from vitdense.results.result import Result, write_picture
@@ -208,9 +210,14 @@ def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarr
     return np.array([names.index(name) for name in classes]) + first
 
 
-def predict(
-    cfg: Config,
-    checkpoint: str,
+def predict(cfg: Config, checkpoint: str, *args: Any, **options: Any) -> Path:
+    """As `predict_joined`, with one model."""
+    (result,) = predict_joined({"": (cfg, checkpoint)}, *args, **options)
+    return result
+
+
+def predict_joined(
+    models: Mapping[str, tuple[Config, str]],
     images: Sequence[str | Path],
     out_dir: Path,
     inference: Inference = Inference(),  # noqa: B008 -- frozen
@@ -218,11 +225,11 @@ def predict(
     as_indices: bool = False,
     as_training: bool = False,
     classes: Sequence[str] | None = None,
-) -> Path:
-    """Predict on images.
+) -> list[Path]:
+    """Predict on images with one model, or with several on one trunk.
 
     Args:
-        cfg, checkpoint, classes: See `Predictor`.
+        models: Config and checkpoint, see `Predictor`, by the name of the folder in `out_dir`; empty for itself.
         images: Image files, folders and patterns; see `list_images`.
         out_dir: Output folder. It gets a picture per image, of the same name.
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
@@ -238,45 +245,60 @@ def predict(
             with image ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps in the
             folders of the images, and ``classes.txt``, the names of their values. Images are named by their place in
             their common folder.
+        classes: See `Predictor`.
 
     Returns:
-        The JSON file of a detector or panoptic model, the folder of a segmentor.
+        Of each, the JSON file of a detector or panoptic model, the folder of a segmentor.
 
     Raises:
-        ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`.
+        ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`
+            and `vitdense.mm.joined.Joined`.
         PredictionError: After the other images are done: some cannot be read or predicted.
     """
     images = list_images(images)
-    is_segmentor = cfg.get("default_scope") == "mmseg"
-    is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
-    if as_training and is_panoptic:
+    kinds = {name: _kind_of(cfg) for name, (cfg, _) in models.items()}
+    if as_training and Panoptic in kinds.values():
         raise ConfigError("--as-dataset: got a panoptic model, expected a detector or a segmentor")
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
-    _check_outputs(images, out_dir, with_label_maps=is_segmentor or is_panoptic, root=root)
-    model = Predictor(cfg, checkpoint, inference, classes)
-    kind = Panoptic if is_panoptic else Segmentation if is_segmentor else Detection
-    task = kind(model, out_dir, images, root, as_dataset, as_indices)
+    for name, kind in kinds.items():
+        _check_outputs(images, out_dir / name, with_label_maps=kind is not Detection, root=root)
+    predictors = {name: Predictor(*trained, inference, classes) for name, trained in models.items()}
+    once = Joined(predictors).trunk.once if len(models) > 1 else nullcontext
+    tasks = [
+        kinds[name](model, out_dir / name, images, root, as_dataset, as_indices) for name, model in predictors.items()
+    ]
     images = images[get_rank() :: get_world_size()]
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):
             try:
-                task.add(image)
+                with once():
+                    for task in tasks:
+                        task.add(image)
             except Exception as error:  # one image, or the disk for its picture; models and decoders can raise anything
                 reason = next(iter(str(error).strip().splitlines()), "")
                 failed.append(f"{image} ({type(error).__name__}: {reason.removeprefix(f'image {image} ')})")
             if i == next_save:  # the work of writing again stays in proportion
-                task.save()
+                for task in tasks:
+                    task.save()
                 next_save = i * 5 // 4
     except KeyboardInterrupt:
-        task.save()
+        for task in tasks:
+            task.save()
         raise
-    result = task.finish()
+    results = [task.finish() for task in tasks]
     if failed:
         raise PredictionError(
-            f"predictions are in {result}; {len(failed)} of {len(images)} images failed: {join_some(failed)}"
+            f"predictions are in {join_some(results)}; {len(failed)} of {len(images)} images failed: "
+            f"{join_some(failed)}"
         )
-    return result
+    return results
+
+
+def _kind_of(cfg: Config) -> type[Task]:
+    """What is written of the model of a config."""
+    is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
+    return Panoptic if is_panoptic else Segmentation if cfg.get("default_scope") == "mmseg" else Detection
 
 
 def list_images(paths: Sequence[str | Path]) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import argparse
 import glob
+import math
 import os
 import shlex
 import statistics
@@ -236,8 +237,14 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     side = data.short_side * 5 // 3 if args.task == "detection" else data.short_side
     is_rfdetr = vars(args).get("method") == "rfdetr"
     step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32  # whole windows
+    limits = raised_limits(cfg, data.densest)
     if args.base is None and side < image_size(cfg):
         settings["image_size"] = max(side // step, 2) * step
+    if is_rfdetr and limits:  # a position of the map for every query
+        rows = math.isqrt(limits["model.bbox_head.num_queries"] - 1) + 1
+        least = -(-rows * cfg.model.bbox_head.get("stride", 16) // step) * step
+        if least > settings.get("image_size", image_size(cfg)):
+            settings["image_size"] = least
     model = model_changes(cfg, args.backbone) if args.backbone else {}  # otherwise the recipe's
     if is_rfdetr:  # loaded as a whole
         model = {"backbone": {"init_cfg": None}}
@@ -247,7 +254,6 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     patch = getattr(row_of_weights(backbone), "patch_size", None)
     if args.base is None and patch and 32 % patch:  # whole patches of 14 pixels
         settings["image_size"] = -(-min(side, image_size(cfg)) // patch) * patch
-    limits = raised_limits(cfg, data.densest)
     changed = Config({"model": model})
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")

@@ -146,6 +146,11 @@ class ExactLoadHook(Hook):
         checkpoint["state_dict"], report = fit_whole(
             model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base
         )
+        if runner._resume and report.resized:  # the state of the optimizer has the old sizes
+            raise CheckpointMismatchError(
+                f"resume: {runner._load_from} has other sizes than the model for {join_some(report.resized)}; go on "
+                f"with its config, or start a new run from its weights: --cfg-options load_from={runner._load_from}"
+            )
         runner.logger.info(f"{type(model).__name__}: {report}")
         self.reports.append(report)
 

@@ -97,7 +97,7 @@ class ResNet(Backbone):
         self.conv1 = nn.Conv2d(self.in_channels, self.arch.embed_dims, 7, stride=2, padding=3, bias=False)
         self.conv1.apply(init_conv)
         self.bn1 = nn.BatchNorm2d(self.arch.embed_dims)
-        self.relu = nn.ReLU(inplace=True)
+        self.relu, self.absolute_pos_embed = nn.ReLU(inplace=True), nn.Identity()
         specs, dims = plan(self.arch, self.drop_path_rate), self.arch.dims
         for i in range(len(dims)):
             blocks = [self.make_block(spec) for spec in specs if spec.stage == i]
@@ -134,11 +134,10 @@ class ResNet(Backbone):
                 module.eval()
         return self
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image ``[B, 3, H, W]`` to one map ``[B, C_i, H_i, W_i]`` per index of `out_indices`."""
+    def embed(self, x: Tensor) -> Tensor:
+        """The map before the first stage, ``[B, C, H/4, W/4]``."""
         x = check_image(x, self.in_channels).contiguous(memory_format=torch.channels_last)
-        x = max_pool(self.relu(self.bn1(self.conv1(x))), kernel=3, stride=2, padding=1)  # [B, C, H/4, W/4]
-        return self.forward_stages(x)
+        return max_pool(self.relu(self.bn1(self.conv1(x))), kernel=3, stride=2, padding=1)  # [B, C, H/4, W/4]
 
     def output(self, x: Tensor, stage: int) -> Tensor:
         """Output map of a stage: it is ``[B, C, H, W]`` already, and has no norm."""

@@ -301,17 +301,6 @@ class ViT(Backbone):
         is_shared = self.norm is not None and (self.out_norm == "shared" or stage == len(self.blocks) - 1)
         return self.norm if is_shared else super().output_norm(stage)
 
-    def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """Patches ``[B, h, w, C]`` to one map ``[B, C, h, w]`` per index of `out_indices`; with `output_cls_token`, a
-        tuple of the map and its tokens ``[B, C]``."""
-        x, size, steps = self.unroll(x)  # [B, E + h*w, C]
-        outs = []
-        for i, step in enumerate(steps):
-            x = step(x)  # [B, E + h*w, C]
-            if i in self.out_indices:
-                outs.append(self.to_feature_map(x, size, i))
-        return tuple(outs)
-
     def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
         """A forward pass of patches ``[B, h, w, C]`` in steps, for a model that does something between blocks.
 
@@ -320,7 +309,7 @@ class ViT(Backbone):
         """
         x = self.absolute_pos_embed(x)  # [B, h, w, C]
         size, with_cp = (x.shape[1], x.shape[2]), self.with_cp and self.training
-        used = self.blocks[: self.out_indices[-1] + 1]
+        used = [*self.blocks][: self.out_indices[-1] + 1]  # no slice of a ModuleList, of other names in programs
         layouts = {window: self.layout(x, window) for window in dict.fromkeys(block.spec.window for block in used)}
 
         def step(block: ViTBlock, x: Tensor) -> Tensor:
@@ -343,7 +332,7 @@ class ViT(Backbone):
             Every block as a function from tokens ``[B, Q + E + h*w, C]`` and a mask of pairs, or None, to tokens; see
             `Attention`.
         """
-        blocks = self.blocks[: self.out_indices[-1] + 1][-num_blocks:]
+        blocks = [*self.blocks][: self.out_indices[-1] + 1][-num_blocks:]
         if any(block.spec.window or block.spec.table for block in blocks):
             raise OptionError("window_size, relative_position: queries need global attention; leave them out")
         num_extra = num_queries + (0 if self.tokens is None else len(self.tokens))

@@ -116,21 +116,26 @@ _TRANSFORMERS = (
 NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that are no category of COCO
 
 
-def _fit_rows(key: str, value: Tensor, head: nn.Module) -> Tensor:
-    """A tensor of a head of RF-DETR, by our names, with as many classes and queries as the head has.
+def _fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[Tensor, str]:
+    """A tensor of a head of RF-DETR, by our names, with as many queries as the head has, and what to say of it.
 
-    The files have a row for every COCO category id up to 90; after training on n classes of one's own n + 1 rows, of
-    which the last is of no class. Other numbers of classes stay as they are. Of every group the first queries are
-    taken; for more than there are, they are repeated: each reads a box of its own.
+    Of every group the first queries are taken. For more than there are, they are repeated in order: each reads a box of
+    its own, by which equal ones learn apart.
+
+    Files of other projects have a row for every COCO category id up to 90; after training on n classes of one's own
+    n + 1 rows, of which the last is of no class. Other numbers of classes stay as they are.
     """
-    if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key):
+    if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key) and not is_own:
         if head.num_classes == 80 and len(value) == 91:
-            return value[[i for i in range(91) if i not in NO_CLASS]]
-        return value[: head.num_classes] if len(value) == head.num_classes + 1 else value
+            return value[[i for i in range(91) if i not in NO_CLASS]], ""
+        return value[: head.num_classes] if len(value) == head.num_classes + 1 else value, ""
     if re.fullmatch(r"(queries|references)\.weight", key) and len(value) % head.num_groups == 0:
         groups = value.unflatten(0, (head.num_groups, -1))  # [G, Q, C]
-        return groups[:, torch.arange(head.num_queries) % groups.shape[1]].flatten(0, 1)
-    return value
+        number, wanted = groups.shape[1], head.num_queries
+        rule = f"the {number} are repeated in order" if wanted > number else f"the first {wanted} are taken"
+        said = "" if wanted == number else f"the file has {number} queries, the model {wanted}: {rule}"
+        return groups[:, torch.arange(wanted) % number].flatten(0, 1), said
+    return value, ""
 
 
 HEAD = Family(

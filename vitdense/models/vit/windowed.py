@@ -73,17 +73,17 @@ class WindowedViT(ViT):
         if wrong := [i for i in self.global_indices if not 0 <= i < depth]:
             raise OptionError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Image ``[B, 3, H, W]``, padded to whole patches in every window, to a map ``[B, C, h, w]`` per output."""
+    def embed(self, x: Tensor) -> Tensor:
+        """Patches of an image, which is padded to whole ones in every window."""
         x = check_image(x, self.in_channels)
-        return super().forward(pad_to_multiple(x, self.arch.patch_size * self.num_windows))
+        return super().embed(pad_to_multiple(x, self.arch.patch_size * self.num_windows))
 
     def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
         """As `ViT.unroll`, with tokens ``[B * windows, E + n, C]``, E extra ones before the n of a window."""
         x = self.absolute_pos_embed(x)  # [B, h, w, C]
         size = x.shape[1], x.shape[2]
         inside, joined = self.rotations(x)
-        used = self.blocks[: self.out_indices[-1] + 1]
+        used = [*self.blocks][: self.out_indices[-1] + 1]  # no slice of a ModuleList, of other names in programs
         x = self.prepare_tokens(self.cut(x))  # [B * windows, E + n, C]
         steps = [
             partial(self.attend_jointly, block, joined)

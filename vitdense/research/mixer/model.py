@@ -207,12 +207,13 @@ class Mixer(Backbone):
     def stage_modules(self) -> nn.ModuleList:
         return self.blocks
 
-    def forward_patches(self, x: Tensor) -> tuple[Tensor, ...]:
+    def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
+        """See `Backbone`."""
         x = x.contiguous()  # [B, h, w, C]
-        windows = TRANSFERS[self.transfer](x, self.grid)
-        outs = []
-        for i, block in enumerate(self.blocks[: self.out_indices[-1] + 1]):
-            x = maybe_checkpoint(block, x, windows, with_cp=self.with_cp and self.training)  # [B, h, w, C]
-            if i in self.out_indices:
-                outs.append(self.output(x, i))  # [B, C, h, w]
-        return tuple(outs)
+        windows, with_cp = TRANSFERS[self.transfer](x, self.grid), self.with_cp and self.training
+
+        def step(block: nn.Module, x: Tensor) -> Tensor:
+            return maybe_checkpoint(block, x, windows, with_cp=with_cp)  # [B, h, w, C]
+
+        used = [*self.blocks][: self.out_indices[-1] + 1]
+        return x, (x.shape[1], x.shape[2]), [partial(step, block) for block in used]
