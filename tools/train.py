@@ -17,8 +17,7 @@ class Shortcut(NamedTuple):
     help: str
 
 
-ASKED = ("amp", "resume", "auto_scale_lr", "fresh", "shard")
-CACHING = ("cache_features", "views", "cache_dtype")
+ASKED = ("amp", "resume", "auto_scale_lr", "fresh", "shard", "cache_features", "views", "cache_dtype")
 SHORTCUTS = {
     "epochs": Shortcut(
         ("settings.max_epochs", "train_cfg.max_epochs"),
@@ -99,7 +98,7 @@ def main() -> None:
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value not in (None, "auto")}
-    options = {name: getattr(args, name) for name in (*ASKED, *CACHING)}
+    options = {name: getattr(args, name) for name in ASKED}
     options["auto_batch_size"] = args.batch_size == "auto"
     with exit_on_user_error():
         cfg = config_of(args)
