@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
@@ -205,17 +205,9 @@ def _alike(now: Maps, before: Maps) -> bool:
     return all((x - y).norm() <= TOLERANCE * x.norm() for x, y in pairs)
 
 
-class Pass(NamedTuple):
-    """A forward pass of a trunk: its seconds, its images, and the values of its maps."""
-
-    seconds: float
-    images: int
-    values: int
-
-
 @contextmanager
-def _watched(trunk: nn.Module) -> Iterator[list[Pass]]:
-    """The passes of a trunk."""
+def _watched(trunk: nn.Module) -> Iterator[list[tuple[float, int, int]]]:
+    """The passes of a trunk: seconds, images, and values of the maps."""
     passes, began = [], []
 
     def now() -> float:
@@ -223,7 +215,7 @@ def _watched(trunk: nn.Module) -> Iterator[list[Pass]]:
         return time.perf_counter()
 
     def end(module: nn.Module, args: tuple, output: Any) -> None:
-        passes.append(Pass(now() - began.pop(), len(args[0]), sum(x.numel() for x in tree_flatten(output)[0])))
+        passes.append((now() - began.pop(), len(args[0]), sum(x.numel() for x in tree_flatten(output)[0])))
 
     handles = [trunk.register_forward_pre_hook(lambda *_: began.append(now())), trunk.register_forward_hook(end)]
     try:
@@ -235,19 +227,18 @@ def _watched(trunk: nn.Module) -> Iterator[list[Pass]]:
 
 def _costs(runner: Runner, trunk: nn.Module, store: MapStore, images: int, views: int) -> tuple[int, str]:
     """Bytes of all maps, and a sentence about the time of epochs, from a step and a validation of few images."""
+    loop = runner.val_loop
     with _watched(trunk) as passes:
         began = time.perf_counter()
         dry_step.train(runner.model, runner.train_dataloader, runner.optim_wrapper)
-        step, of_step = time.perf_counter() - began, passes[:]
-        if runner.val_loop is not None:
-            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
-    shown = of_step[0].images
+        step = time.perf_counter() - began
+        of_trunk, shown, values = sum(one[0] for one in passes), passes[0][1], sum(one[2] for one in passes)
+        passes.clear()
+        if loop is not None:
+            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, loop.fp16)
     epoch = images / shown / get_world_size()
-    values = images * views / shown * sum(one.values for one in of_step)
-    if runner.val_loop is not None:
-        values += len(runner.val_dataloader.dataset) * sum(one.values for one in passes[len(of_step) :])
-    trunk_time = sum(one.seconds for one in of_step)
-    return round(values * store.dtype.itemsize), (
+    of_validation = len(loop.dataloader.dataset) * sum(one[2] for one in passes) if loop is not None else 0
+    return round((images * views / shown * values + of_validation) * store.dtype.itemsize), (
         f"An epoch takes about {epoch * step:.0f} s until all views are kept ({count(views, 'epochs')}), and about "
-        f"{epoch * (step - trunk_time):.0f} s then"
+        f"{epoch * (step - of_trunk):.0f} s then"
     )

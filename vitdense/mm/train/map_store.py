@@ -16,23 +16,11 @@ from vitdense.files import atomic_write
 from vitdense.mm.errors import ConfigError
 
 
-class Layout(NamedTuple):
-    """How a map was in memory: its data type, and its sides from the outermost to the innermost."""
-
-    dtype: str
-    order: list[int]
-
-
 class Maps(NamedTuple):
-    """The maps of one image.
+    """The maps of one image as they are kept, and what each was: its data type, its sides in the order of memory."""
 
-    Attributes:
-        tensors: As they are kept: their sides in the order of memory.
-        layouts: What each of them was.
-    """
-
-    tensors: list[Tensor]
-    layouts: list[Layout]
+    tensors: list[Tensor]  # their sides in that order
+    layouts: list[list]
 
 
 class MapStore:
@@ -66,8 +54,7 @@ class MapStore:
                 "--cache-features: the trunk's maps have values that are not finite in float16; keep them by "
                 "--cache-dtype float32"
             )
-        layouts = [Layout(str(x.dtype).removeprefix("torch."), order) for x, order in zip(maps, orders)]
-        return Maps(tensors, layouts)
+        return Maps(tensors, [[str(x.dtype).removeprefix("torch."), order] for x, order in zip(maps, orders)])
 
     def write(self, key: str, maps: Maps) -> None:
         """Keep the maps of an input.
@@ -75,11 +62,7 @@ class MapStore:
         Raises:
             OSError: They cannot be written, as on a full disk; it names the file.
         """
-        about = {
-            "of": f"{self.trunk} {key}",
-            "crc32": str(_checksum(maps.tensors)),
-            "layouts": json.dumps(maps.layouts),
-        }
+        about = dict(of=f"{self.trunk} {key}", crc32=f"{_checksum(maps.tensors)}", layouts=json.dumps(maps.layouts))
         content = save({str(i): x for i, x in enumerate(maps.tensors)}, about)
         with atomic_write(self.path(key)) as scratch:
             scratch.write_bytes(content)
@@ -103,7 +86,7 @@ class MapStore:
             raise _refused(path, f"is a file of {about.get('of', 'another program')}, not of this trunk and image")
         if about.get("crc32") != str(_checksum(tensors)):
             raise _refused(path, "is damaged: its checksum is wrong")
-        return Maps(tensors, [Layout(*layout) for layout in json.loads(about["layouts"])])
+        return Maps(tensors, json.loads(about["layouts"]))
 
     def check_room(self, size: int, options: str) -> tuple[int, int]:
         """See that a number of bytes finds room, in all, with what is there already.
