@@ -41,12 +41,13 @@ WEIGHTS = {  # of a linear layer: another value
     ),
 }
 
-KINDS = FILE, WEIGHT, HALF, OP, TABLE = (
+KINDS = FILE, WEIGHT, HALF, OP, TABLE, INT8 = (
     "the file says another mean, std, order of channels, resize, classes or mask threshold",
-    "a weight transposed, 10 % off or in int8; BGR for RGB; classes moved by one; a scale of int8 10 % off",
+    "a weight transposed, 10 % off or in int8; BGR for RGB; classes moved by one",
     "the output of one node in half precision",
     "epsilon of a LayerNorm, axis of a Softmax, GELU by tanh, a resize of maps",
     "a table of positions moved by one",
+    "a scale of int8 10 % off",
 )
 CLASSES = re.compile("cls|class|seg")  # in names of modules that predict classes
 
@@ -128,7 +129,7 @@ def faults_of(model: ModelProto) -> Iterator[Fault]:
     of_int8 = [i for i, node in enumerate(nodes) if node.op_type == "DequantizeLinear" and node.input[0] in weights]
     for i in of_int8[len(of_int8) // 2 :][:1]:
         user = next(k for k, node in enumerate(nodes) if nodes[i].output[0] in node.input)
-        yield of_weight("a scale of int8 10 % off", i, lambda scale: scale * np.float32(1.1))._replace(node=user)
+        yield of_weight(INT8, i, lambda scale: scale * np.float32(1.1), INT8)._replace(node=user)
     for i in [*places("MatMul")[-3:-2], *places("LayerNormalization")[1:2], *places("Add")[-1:]]:
         yield Fault(HALF, f"{nodes[i].op_type} in half precision", i, lambda model, i=i: set_half(model, i))
     for i in places("LayerNormalization")[2:3]:
@@ -181,12 +182,13 @@ def main() -> None:
                 same, said = verify(program, fault, engine)
                 where = {"the file says"} if fault.node is None else expected(model, proof, fault.node)
                 names = any(f"from {name} on:" in said or (" " in name and name in said) for name in where)
-                for row in (fault.kind, engine):
+                for row in (fault.kind, engine) if engine == args.engines[0] else (engine,):
                     counts[row, title] += 1, not same, not same and names
                 said = said.replace("|", "/")
                 print(f"| {title} | {engine} | {fault.name} | {not same} | {said} | {names} |", flush=True)
     kinds = [kind for kind in KINDS if any(kind == counted for counted, _ in counts)]
-    rows = [(kind, *(cell(counts[kind, title]) for title in titles)) for kind in (*kinds, *args.engines)]
+    names = {**{kind: kind for kind in kinds}, **{engine: f"all, in {engine}" for engine in args.engines}}
+    rows = [(name, *(cell(counts[key, title]) for title in titles)) for key, name in names.items()]
     new = table(f"| faults, found, first block named right | {' | '.join(titles)} |", rows)
     print("", new, f"all: {cell(sum(counts[engine, title] for engine in args.engines for title in titles))}", sep="\n")
     if args.write:
