@@ -115,6 +115,9 @@ def test_lost_and_new_objects():
     pair = output(boxes, (0.5,) * 10, (0,) * 10, other), output(boxes, (0.5,) * 10, (0,) * 10, masks)
     assert compare_counts([pair], 0.2)[0]
     assert not compare_counts([pair], 0.19)[0]
+    none = output(boxes[:0], (), (), masks[:0])
+    assert compare_counts([pair, (none, none)], 0.2)[0]
+    assert not compare_counts([(none, pair[1])], 0.9)[0]
 
 
 def test_objects_count_by_the_threshold_of_their_class():

@@ -64,7 +64,7 @@ def above(found: Output, score_thr: float | Sequence[float]) -> Output:
 def matched(got: Output, want: Output) -> int:
     """How many objects of a program are those of a model: the best first, each with the nearest that is left."""
     overlaps = box_iou(want.boxes, got.boxes) * (want.labels[:, None] == got.labels)  # [wanted, found]
-    if want.masks is not None:
+    if want.masks is not None and overlaps.size:
         ours, theirs = (one.masks.reshape(len(one.masks), -1).astype(np.float32) for one in (want, got))
         both = ours @ theirs.T
         union = ours.sum(1)[:, None] + theirs.sum(1) - both
