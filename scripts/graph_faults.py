@@ -1,4 +1,4 @@
-"""Put faults into exported programs, see whether `vitdense verify` finds each, and where; and write docs/export.md.
+"""Put faults into exported programs, see whether `vitdense verify` finds each, and where; and write docs/parity.md.
 
 python scripts/graph_faults.py "Swin detector=exports/cascade.onnx" ViT=exports/linear.onnx --write
 """
@@ -23,7 +23,7 @@ from vitdense.export.proof import SCOPES
 from vitdense.files import atomic_write, read_text
 from zoo import REPO, filled, table
 
-PAGE, HEADING = REPO / "docs/export.md", "On the machine that runs it"
+PAGE, HEADING = REPO / "docs/parity.md", "Faults that a proof finds"
 
 OF_FILE = {  # what the file says of itself: another value
     "mean": lambda mean: mean[::-1] if mean[0] != mean[-1] else [2 * x for x in mean],
@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="+", metavar="[TITLE=]NAME.onnx")
     parser.add_argument("--engines", nargs="+", choices=runtime.ENGINES, default=["onnxruntime"])
-    parser.add_argument("--write", action="store_true", help="the table of docs/export.md")
+    parser.add_argument("--write", action="store_true", help="the table of docs/parity.md")
     args = parser.parse_args()
     counts = defaultdict(lambda: np.zeros(3, int))  # by kind or engine, and program: faults, found, named right
     titles = {title or Path(path).stem: Path(path) for title, _, path in (x.rpartition("=") for x in args.programs)}
