@@ -185,7 +185,7 @@ def export_joined(
         said.append(write_records(records, path.with_suffix(".proof"), path, precision))
     elif to == "onnx":
         path.with_suffix(".proof").unlink(missing_ok=True)  # of the program that was here before
-    sizes = " and ".join(str(list(sample.given.shape)) for sample in samples)
+    sizes = " and ".join(dict.fromkeys(str(list(sample.given.shape)) for sample in samples))
     listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got[0].items())
     return "\n".join((f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
 
