@@ -76,6 +76,9 @@ def _make(cfg: Config, splits: Sequence[str]) -> list[Fault]:
     model.init_weights()
     model = model.to(get_device()).train()
     warnings = train(model, loaders["train"], build_optim_wrapper(model, cfg.optim_wrapper))
+    watched = copy_of(loaders["train"].dataset)
+    with _parts(_steps(watched, "train_dataloader"), "train_dataloader"):
+        warnings += follow(watched, "train_dataloader.dataset")  # here alone: it takes seconds
     if "val" in loaders:
         evaluator = Evaluator(as_list(cfg.val_evaluator))
         evaluator.dataset_meta = loaders["val"].dataset.metainfo
@@ -92,8 +95,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
         wrapper: The optimizer's, for its data type. No step is made.
 
     Returns:
-        Warnings: annotations do not follow a step of a pipeline, or the model pads the images to more than twice their
-        area.
+        A warning, if the model pads the images to more than twice their area.
 
     Raises:
         ConfigError: Names the part of the config that failed.
@@ -107,10 +109,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
                 data = model.data_preprocessor(batch, True)
                 losses, _ = model.parse_losses(model(**data, mode="loss"))
             losses.backward()
-        watched = copy_of(loader.dataset)
-        with _parts(_steps(watched, "train_dataloader"), "train_dataloader"):
-            moved = list(follow(watched, "train_dataloader.dataset"))
-    return [*_padding(images, data.get("inputs")), *moved]
+    return [*_padding(images, data.get("inputs"))]
 
 
 def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:

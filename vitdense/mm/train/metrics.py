@@ -100,7 +100,9 @@ class _CocoMixin:
 
     def _evaluate(self, kind: str, found: Sequence[Mapping]) -> Evaluation:
         if kind == "segm" and not all("masks" in one for one in found):
-            raise ConfigError("metric: got 'segm' of a model without masks, expected 'bbox'")
+            raise ConfigError(
+                "metric of val_evaluator or test_evaluator: got 'segm' of a model without masks, expected 'bbox'"
+            )
         scores = [one.get("mask_scores", one["scores"]) if kind == "segm" else one["scores"] for one in found]
         corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
         columns = [
