@@ -1,5 +1,7 @@
 """Train a detector or a segmentor from a config."""
 
+import sys
+from contextlib import redirect_stdout
 from typing import NamedTuple
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
@@ -101,14 +103,15 @@ def main() -> None:
     options = {name: getattr(args, name) for name in ASKED}
     options["auto_batch_size"] = args.batch_size == "auto"
     with exit_on_user_error():
-        cfg = config_of(args)
         if args.print_config:
-            prepare_training(cfg, **options)
+            with redirect_stdout(sys.stderr):  # stdout has the config alone
+                cfg = config_of(args)
+                prepare_training(cfg, **options)
             print(cfg.pretty_text)
         elif args.replay:
-            replay(cfg, args.replay)
+            replay(config_of(args), args.replay)
         else:
-            train(cfg, args.overwrite, **options)
+            train(config_of(args), args.overwrite, **options)
 
 
 if __name__ == "__main__":

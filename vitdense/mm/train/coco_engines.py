@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from pycocotools import cocoeval
 
-from vitdense.mm.data.detection import Truth
 from vitdense.mm.errors import ConfigError
+
+if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
+    from vitdense.mm.data.detection import Truth
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
@@ -64,7 +66,7 @@ class Evaluation:
     recall: np.ndarray
     thresholds: np.ndarray
     limits: Sequence[int]
-    truth: Truth
+    truth: "Truth"
     found: Found
     images: Sequence[int]
 
@@ -92,7 +94,7 @@ def _mean(values: np.ndarray) -> float:
 
 
 def evaluate(
-    truth: Truth,
+    truth: "Truth",
     found: Found,
     kind: str,
     *,
@@ -135,7 +137,7 @@ def chosen_engine(name: str | None) -> str:
     return name or installed[0]
 
 
-def _hotcoco(truth: Truth, found: Found, kind: str) -> Any:
+def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
     import hotcoco
 
     content, fields = truth.dataset, FIELDS if found.masks is None else (*FIELDS, "segmentation")
@@ -149,17 +151,17 @@ def _hotcoco(truth: Truth, found: Found, kind: str) -> Any:
     return hotcoco.COCOeval(known, known.loadRes(found.boxes if found.masks is None else found.rows()), kind)
 
 
-def _faster_coco_eval(truth: Truth, found: Found, kind: str) -> Any:
+def _faster_coco_eval(truth: "Truth", found: Found, kind: str) -> Any:
     from faster_coco_eval import COCOeval_faster
 
     return COCOeval_faster(truth.indexed(), truth.detections(found.rows()), kind)
 
 
-def _pycocotools(truth: Truth, found: Found, kind: str) -> cocoeval.COCOeval:
+def _pycocotools(truth: "Truth", found: Found, kind: str) -> cocoeval.COCOeval:
     return cocoeval.COCOeval(truth.indexed(), truth.detections(found.rows()), kind)
 
 
-ENGINES: Mapping[str, Callable[[Truth, Found, str], Any]] = {
+ENGINES: Mapping[str, Callable[["Truth", Found, str], Any]] = {
     "hotcoco": _hotcoco,
     "faster_coco_eval": _faster_coco_eval,
     "pycocotools": _pycocotools,
