@@ -176,3 +176,9 @@ def test_quality_of_jpegs(tmp_path):
     write_picture(tmp_path / "a.jpg", Image.fromarray(IMAGE))
     Image.fromarray(IMAGE).save(tmp_path / "b.jpg", quality=95, subsampling=0)
     assert (tmp_path / "a.jpg").read_bytes() == (tmp_path / "b.jpg").read_bytes()
+
+
+@pytest.mark.parametrize(("image", "shape"), [(IMAGE, (0, 60, 80)), (None, (0, 0, 0))])
+def test_masks_of_no_object(image, shape):
+    nothing = Result(np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, int), rle=[], image=image)
+    assert nothing.masks.shape == shape

@@ -5,7 +5,7 @@ and mmseg: `vitdense.mm.cli.export`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
 
@@ -143,8 +143,10 @@ def _shares(size: int, out: int, x: Tensor) -> Tensor:
 @contextmanager
 def one_program() -> Iterator[None]:
     """Torch's options for one program of all sizes."""
-    # Otherwise size 1 is told from others, and whether something is 1 becomes a condition on the image.
-    oblivious = symbolic_shapes.patch(backed_size_oblivious=True)
+    # Otherwise size 1 is told from others, and whether something is 1 becomes a condition on the image. Torch 2.6 does
+    # not have it, and finds fewer programs of all sizes.
+    has_it = hasattr(symbolic_shapes, "backed_size_oblivious")
+    oblivious = symbolic_shapes.patch(backed_size_oblivious=True) if has_it else nullcontext()
     # Looking sizes up takes longer than what the cache saves: every size is another expression.
     uncached = dynamo.patch(fake_tensor_cache_enabled=False)
     with oblivious, uncached:

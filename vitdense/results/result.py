@@ -50,7 +50,7 @@ class Result(Output):
     def masks(self) -> np.ndarray:
         """The masks of all objects, [N, H, W] bool."""
         size = self.rle[0]["size"] if self.rle else (0, 0) if self.image is None else self.image.shape[:2]
-        return np.array([self.mask(i) for i in range(len(self.rle))], bool).reshape(-1, *size)
+        return np.array([self.mask(i) for i in range(len(self.rle))], bool).reshape(len(self.rle), *size)
 
     def __len__(self) -> int:
         """Number of objects; of a panoptic model without them, of segments; of a segmentor, of classes that are
