@@ -204,3 +204,8 @@ def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes
     assert metric.evaluate(6)["coco/bbox_mAP"] == expected["coco/bbox_mAP"]
     written = json.loads((tmp_path / "out.bbox.json").read_text())
     assert {one["category_id"] for one in written} == {40, 50}
+
+
+def test_one_threshold_of_iou_is_a_number(ground_truth):
+    alone = seen(CocoMetric, ground_truth, noise=4, iou_thrs=0.5).evaluate(6)
+    assert alone["coco/bbox_mAP"] == seen(CocoMetric, ground_truth, noise=4).evaluate(6)["coco/bbox_mAP_50"]

@@ -99,7 +99,7 @@ def evaluate(
     kind: str,
     *,
     images: Sequence[int],
-    thresholds: Sequence[float],
+    thresholds: float | Sequence[float],
     limits: Sequence[int],
     engine: str | None = None,
 ) -> Evaluation:
@@ -118,15 +118,15 @@ def evaluate(
         ConfigError: The engine is unknown, or not installed.
     """
     categories = list(range(1, len(truth.classes) + 1))
-    limits = sorted(limits)
+    limits, thresholds = sorted(limits), np.atleast_1d(thresholds)  # mmdet takes one number too
     with redirect_stdout(io.StringIO()):  # the engines print their steps
         made = ENGINES[chosen_engine(engine)](truth, found, kind)
         params = made.params
-        params.catIds, params.imgIds, params.maxDets, params.iouThrs = categories, images, limits, np.array(thresholds)
+        params.catIds, params.imgIds, params.maxDets, params.iouThrs = categories, images, limits, thresholds
         made.evaluate()
         made.accumulate()
     precision, recall = np.asarray(made.eval["precision"]), np.asarray(made.eval["recall"])
-    return Evaluation(kind, precision, recall, np.array(thresholds), limits, truth, found, images)
+    return Evaluation(kind, precision, recall, thresholds, limits, truth, found, images)
 
 
 def chosen_engine(name: str | None) -> str:
