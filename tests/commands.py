@@ -1,6 +1,7 @@
 """Commands as users type them, in this process or in one of their own."""
 
 import contextlib
+import gc
 import io
 import os
 import resource
@@ -24,8 +25,14 @@ def forget() -> None:
 
 
 def run_command(words: list[str]) -> tuple[int | None, str]:
-    """Run `vitdense WORDS`; return its status, None for an error that it does not name, and what it printed."""
+    """Run `vitdense WORDS`; return its status, None for an error that it does not name, and what it printed.
+
+    No garbage is collected meanwhile: up to CPython 3.11.7 a collection within `ast.parse`, by which configs are read,
+    lets another thread parse, and both lose count of their depth (SystemError, python/cpython#106905).
+    """
     forget()
+    gc.collect()
+    gc.disable()
     argv, out = sys.argv, io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
@@ -37,6 +44,7 @@ def run_command(words: list[str]) -> tuple[int | None, str]:
             traceback.print_exc()
         finally:
             sys.argv = argv
+            gc.enable()
     return status, out.getvalue()
 
 
