@@ -128,6 +128,7 @@ def test_pictures_show_the_masks(name, hook, tmp_path):
         cfg.val_dataloader, cfg.val_evaluator, cfg.val_cfg = cfg.test_dataloader, cfg.test_evaluator, {}
         cfg.default_hooks.pictures = dict(type=hook, images=1)
         cfg.load_from = checkpoint
+        cfg.train_dataloader = cfg.train_cfg = cfg.optim_wrapper = cfg.param_scheduler = None  # whose images are drawn
         runner = launch._runner(cfg)
         runner.visualizer.alpha = 1.0
         runner.val()
