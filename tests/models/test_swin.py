@@ -1,8 +1,9 @@
 import pytest
+import timm
 import torch
 from conftest import brute_force_attention, relative_error
 
-from vitdense import Swin
+from vitdense import Swin, SwinV2
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.inspect.flops import num_params
 from vitdense.models.swin.model import BlockSpec, WindowAttention, plan
@@ -107,3 +108,29 @@ def test_ablations_of_table_4():
 def test_invalid_arguments_name_the_argument(options, message):
     with pytest.raises(ValueError, match=message):
         Swin(**{"arch": NANO, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "window", "options"),
+    [
+        ("swin_tiny_patch4_window7_224", 224, 7, {}),
+        ("swin_tiny_patch4_window7_224", (224, 448), 7, {}),  # the last map is a window high, and two wide
+        ("swinv2_tiny_window8_256", 256, 8, {}),
+        ("swinv2_tiny_window16_256", 256, 16, {"pretrained_window_sizes": (16, 16, 16, 8)}),
+    ],
+)
+def test_classifier_windows_are_those_of_timm(name, image, window, options):
+    sizes = {"embed_dim": 16, "depths": NANO["depths"], "num_heads": NANO["num_heads"]}
+    theirs = timm.create_model(name, img_size=image, num_classes=0, **sizes).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    family = SwinV2 if "v2" in name else Swin
+    options = {"window_size": window, "pretrain_img_size": image, "out_indices": (3,), **options}
+    x = torch.randn(1, 3, *((image,) * 2 if isinstance(image, int) else image))
+    for classifier_windows in (True, False):
+        ours = family(NANO, classifier_windows=classifier_windows, **options).eval()
+        load_pretrained(ours, theirs.state_dict())
+        ours.norm3.load_state_dict(theirs.norm.state_dict())
+        with torch.no_grad():
+            error = relative_error(ours(x)[0], theirs.forward_features(x).permute(0, 3, 1, 2))  # [1, C, H/32, W/32]
+        assert (error < 1e-5) is classifier_windows

@@ -1,9 +1,10 @@
 """Swin Transformer (Liu et al., ICCV 2021) as a backbone for dense prediction.
 
 Follows the authors' detection code, not their classification code: maps are padded after the norm and before the roll,
-padded keys stay visible, and shifted blocks shift even where the map is a single window.
+padded keys stay visible, and shifted blocks shift even where the map is a single window, but for `classifier_windows`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,21 +36,28 @@ class BlockSpec:
     drop_path: float
 
 
-def plan(arch: SwinArch, window: tuple[int, int], drop_path_rate: float, shift: bool = True) -> list[BlockSpec]:
+def plan(
+    arch: SwinArch,
+    window: tuple[int, int],
+    drop_path_rate: float,
+    shift: bool = True,
+    grid: tuple[int, int] | None = None,
+) -> list[BlockSpec]:
     """Every block of a Swin in order.
 
     Odd blocks of a stage shift by half a window (section 3.2); drop path grows linearly from 0 to
-    `drop_path_rate` over all blocks.
+    `drop_path_rate` over all blocks. With the `grid` (h, w) of patches in pretraining, a window is no larger than the
+    map of its stage there, and does not shift along an axis where it is the whole map.
     """
-    half, none = (window[0] // 2, window[1] // 2), (0, 0)
     blocks = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
+    maps = [tuple(side >> stage for side in grid) if grid else (math.inf,) * 2 for stage in range(len(arch.depths))]
     return [
         BlockSpec(
             stage=stage,
             dim=arch.embed_dims * 2**stage,
             num_heads=arch.num_heads[stage],
-            window=window,
-            shift=half if shift and i % 2 else none,
+            window=tuple(map(min, window, maps[stage])),
+            shift=tuple(w // 2 if shift and i % 2 and w < side else 0 for w, side in zip(window, maps[stage])),
             drop_path=rate,
         )
         for (stage, i), rate in zip(blocks, drop_path_rates(drop_path_rate, len(blocks)))
@@ -169,11 +177,10 @@ class SwinTrunk(Backbone):
         self.build_outputs_and_freeze(dims, [patch_size * 2**i for i in range(len(dims))])
 
 
-def position_grid(absolute_position: bool, image: int | Sequence[int], patch_size: int) -> tuple[int, int] | None:
-    """The grid (h, w) of the absolute position embedding in tokens, from the image size of pretraining in pixels; None
-    without one."""
+def pretraining_grid(wanted: bool, image: int | Sequence[int], patch_size: int) -> tuple[int, int] | None:
+    """The grid (h, w) of patches in pretraining, from its image size in pixels; None where it is not wanted."""
     h, w = as_pair(image, "pretrain_img_size")
-    return (h // patch_size, w // patch_size) if absolute_position else None
+    return (h // patch_size, w // patch_size) if wanted else None
 
 
 class Swin(SwinTrunk):
@@ -190,6 +197,8 @@ class Swin(SwinTrunk):
         shift: Whether odd blocks shift their windows (off: Table 4's ablation).
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
+        classifier_windows: Whether windows are those of timm and of the authors' classifiers at `pretrain_img_size`: in
+            a stage whose map is not larger than a window there, the window is that map and does not shift.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
     """
 
@@ -208,16 +217,18 @@ class Swin(SwinTrunk):
         shift: bool = True,
         relative_bias: bool = True,
         absolute_position: bool = False,
+        classifier_windows: bool = False,
         pretrain_img_size: int | Sequence[int] = 224,
         **common: Any,
     ) -> None:
         super().__init__(drop_path_rate=drop_path_rate, **common)
         self.arch = find_arch(arch, SWIN)
+        grid = pretraining_grid(classifier_windows, pretrain_img_size, patch_size)
         self.build(
-            plan(self.arch, as_pair(window_size, "window_size"), drop_path_rate, shift),
+            plan(self.arch, as_pair(window_size, "window_size"), drop_path_rate, shift, grid),
             stem=partial(PatchEmbed, patch_size=patch_size),
             block=lambda spec: SwinBlock(spec, self.attention(spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
             patch_size=patch_size,
-            position_grid=position_grid(absolute_position, pretrain_img_size, patch_size),
+            position_grid=pretraining_grid(absolute_position, pretrain_img_size, patch_size),
         )

@@ -2,7 +2,7 @@
 
 The authors published no dense code for V2. Their rules for V1 apply: maps are padded before queries, keys and values
 are made, padded keys stay visible, windows never shrink to a small map, and odd blocks shift even where the map is a
-single window. (Classification code shrinks windows and does not shift there.)
+single window. (Classification code shrinks windows and does not shift there: `classifier_windows`.)
 """
 
 import math
@@ -22,7 +22,7 @@ from vitdense.layers.bias import LogCpbBias
 from vitdense.layers.blocks import PatchEmbed, PostNormMerging, ResidualLayerNorm
 from vitdense.layers.layout import Windows, zero
 from vitdense.models.base import as_pair
-from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, WindowAttention, position_grid
+from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, WindowAttention, pretraining_grid
 from vitdense.models.swin.model import plan as plan_v1
 from vitdense.models.swin_v2.sizes import SWIN_V2, SwinV2Arch
 
@@ -40,8 +40,9 @@ def plan(
     window: tuple[int, int],
     pretrained_windows: Sequence[tuple[int, int]],
     drop_path_rate: float,
+    grid: tuple[int, int] | None = None,
 ) -> list[BlockSpecV2]:
-    """Every block of a Swin V2 in order.
+    """Every block of a Swin V2 in order; `grid` is as of Swin's `plan`.
 
     Every `arch.extra_norm_every`-th block of a stage ends with an extra norm (section 3.6).
     """
@@ -53,7 +54,7 @@ def plan(
             pretrained_window=pretrained_windows[spec.stage],
             extra_norm=every > 0 and (i + 1) % every == 0,
         )
-        for spec, i in zip(plan_v1(arch, window, drop_path_rate), index_in_stage, strict=True)
+        for spec, i in zip(plan_v1(arch, window, drop_path_rate, grid=grid), index_in_stage, strict=True)
     ]
 
 
@@ -131,8 +132,7 @@ class PostNormBlock(SwinBlock):
 class SwinV2(SwinTrunk):
     """Swin Transformer V2: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Outputs are as of `Swin`. Windows never shrink to a small map, which is padded instead, and odd blocks always
-    shift. Arguments not listed here: see `Backbone`.
+    Outputs are as of `Swin`. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, ``'huge'``, ``'giant'``, or a dict of `embed_dims`,
@@ -143,6 +143,7 @@ class SwinV2(SwinTrunk):
             int, or an int or (h, w) per stage; 0 is `window_size`. Where a stage's map was smaller than the window in
             pretraining, its window was that map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
         absolute_position: Whether to add an absolute position embedding.
+        classifier_windows: As of `Swin`.
         pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
     """
 
@@ -158,6 +159,7 @@ class SwinV2(SwinTrunk):
         mlp_ratio: float = 4.0,
         drop_path_rate: float = 0.2,
         absolute_position: bool = False,
+        classifier_windows: bool = False,
         pretrain_img_size: int | Sequence[int] = 256,
         **common: Any,
     ) -> None:
@@ -165,11 +167,12 @@ class SwinV2(SwinTrunk):
         self.arch = find_arch(arch, SWIN_V2)
         window = as_pair(window_size, "window_size")
         trained = windows_by_stage(pretrained_window_sizes, window, len(self.arch.depths))
+        grid = pretraining_grid(classifier_windows, pretrain_img_size, patch_size)
         self.build(
-            plan(self.arch, window, trained, drop_path_rate),
+            plan(self.arch, window, trained, drop_path_rate, grid),
             stem=partial(PatchEmbed, patch_size=patch_size),
             block=lambda spec: PostNormBlock(spec, CosineWindowAttention(spec), mlp_ratio),
             merging=PostNormMerging,
             patch_size=patch_size,
-            position_grid=position_grid(absolute_position, pretrain_img_size, patch_size),
+            position_grid=pretraining_grid(absolute_position, pretrain_img_size, patch_size),
         )
