@@ -45,9 +45,12 @@ class Whole(nn.Module):
         return self.panoptic_head.predict_all(self.backbone(image), probabilities)
 
 
-def make(kind, trunk, dim=48, heads=3, depth=4, patch_size=16, ffn_dims=192, num_queries=7, num_classes=5):
+def make(
+    kind, trunk, dim=48, heads=3, depth=4, patch_size=16, ffn_dims=192, num_queries=7, num_classes=5, ffn="mlp"
+):
     """A small model with two blocks that queries take part in."""
     sizes = {"embed_dims": dim, "depth": depth, "num_heads": heads, "patch_size": patch_size, "ffn_dims": ffn_dims}
+    sizes |= {"ffn": ffn}
     sizes |= DINOV2 if trunk == "dinov2" else DINOV3
     options = {"num_queries": num_queries, "num_things_classes": num_classes, "num_stuff_classes": 0, "num_blocks": 2}
     options |= {"patch_size": patch_size}
@@ -199,6 +202,24 @@ def test_transformers_computes_the_same(trunk, grid):
         assert relative_error(last[mode].masks, tensors[f"output/{at}/{mode}/mask"]) < 1e-5
         assert relative_error(last[mode].classes, tensors[f"output/{at}/{mode}/class"]) < 1e-5
     assert relative_error(last["plain"].masks, last["masked"].masks) > 1e-3  # the masks do something
+
+
+@torch.no_grad()
+def test_transformers_computes_the_same_with_a_gated_mlp():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 3, "patch_size": 16, "image_size": 64}
+    options = {"num_blocks": 2, "num_queries": 7, "num_labels": 5, "num_upscale_blocks": 2, "use_swiglu_ffn": True}
+    theirs = transformers.EomtForUniversalSegmentation(transformers.EomtConfig(**sizes, **options)).eval()
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    model = make("eomt", "dinov2", ffn="swiglu", ffn_dims=128)
+    found, report = fit_whole(model, theirs.state_dict())
+    assert report.scheme == "transformers_eomt"
+    model.load_state_dict(found, strict=True)
+    image = torch.randn(1, 3, 64, 64)
+    ours, theirs = model.predictions(image, False)[-1], theirs(image)
+    assert relative_error(ours.masks, theirs.masks_queries_logits) < 1e-5
+    assert relative_error(ours.classes, theirs.class_queries_logits) < 1e-5
 
 
 def test_a_trunk_with_patches_of_14_pixels_starts_one_with_16_as_timm_does():

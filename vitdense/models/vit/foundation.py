@@ -278,7 +278,8 @@ _TRANSFORMERS_EOMT = (
         {
             **{**NORMS, **_TRANSFORMERS_SCALES, **MLP, "attention.out_proj.*": "attn.proj.*"},
             **_split_qkv("attention.{}_proj", "weight", "bias"),
-            **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},
+            **{"mlp.weights_in.*": "mlp.w12.*", "mlp.weights_out.*": "mlp.w3.*"},  # before transformers 5.24
+            **_DINOV3_GATED,
         },
         "layers.{i}.",
     ),
