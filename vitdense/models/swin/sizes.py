@@ -41,7 +41,8 @@ def rows() -> list[Model]:
         of_image = f"_{image}" * (image != 224)
         weights = f"timm://swin_{size}_patch4_window{window}_{image}.{data}"
         name = f"swin_{size}{of_image}.{data}"
-        return Model(name, f"swin_{size}", "Swin", size, weights, "MIT", image, {"window_size": window})
+        options = {"window_size": window, **({"pretrain_img_size": image} if image != 224 else {})}
+        return Model(name, f"swin_{size}", "Swin", size, weights, "MIT", image, options)
 
     rows = [row(size, 224, "ms_in1k", 7) for size in ("tiny", "small", "base")]
     rows += [row(size, 224, "ms_in22k", 7) for size in ("tiny", "small", "base", "large")]

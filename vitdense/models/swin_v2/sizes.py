@@ -37,6 +37,7 @@ def rows() -> list[Model]:
     def row(size: str, window: int, data: str, image: int, weights: str, licence: str = "MIT") -> Model:
         trained = (window, window, window, min(window, image // 32))
         options = {"window_size": window, "pretrained_window_sizes": trained}
+        options |= {"pretrain_img_size": image} if image != 256 else {}
         name = f"swinv2_{size}_w{window}.{data}"
         return Model(name, f"swinv2_{size}", "SwinV2", size, weights, licence, image, options)
 
