@@ -31,6 +31,7 @@ FOLDERS: dict[str, str] = {
     for name, folder in import_module(f"vitdense.{floor}").FAMILIES.items()
 }
 HEADS: dict[str, str] = import_module(f"vitdense.{FLOORS[0]}").HEADS  # with naming schemes: the folder that has them
+FOREIGN = FOLDERS["TimmTrunk"]  # trunks of other projects, by names that begin with the project
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
@@ -162,8 +163,11 @@ def __getattr__(name: str) -> dict[str, Model]:
 
 def find_model(name: str) -> Model | None:
     """The row of a name, or None. ``swin_tiny`` is the first of its rows; ``swin_t.ms_in1k`` is short for
-    ``swin_tiny.ms_in1k``; timm's ``vit_base_patch16_224.mae`` is ``vit_base.mae``."""
-    return next((table[name] for table in _tables().values() if name in table), None)
+    ``swin_tiny.ms_in1k``; timm's ``vit_base_patch16_224.mae`` is ``vit_base.mae``. ``timm://`` and ``hf://`` are
+    trunks of other projects by their own code."""
+    found = next((table[name] for table in _tables().values() if name in table), None)
+    is_foreign = found is None and name.startswith(("timm://", "hf://"))
+    return import_module(f"{FOREIGN}.rows").foreign_row(name) if is_foreign else found
 
 
 def row_of(checkpoint: str | Path) -> Model | None:
@@ -176,7 +180,7 @@ def row_of(checkpoint: str | Path) -> Model | None:
         return None
     address = re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address)
     rows = _tables()["MODELS"].values()
-    row = find_model(address) or next((row for row in rows if row.weights == address), None)
+    row = next((row for row in rows if row.weights == address), None) or find_model(address)
     found = re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?[-_]pretrain[-_](lvd1689m|sat493m)", address)
     if row is None and found:
         size, plus, data = found.groups()
@@ -193,7 +197,12 @@ def ungated_twin(row: Model) -> Model | None:
 
 def near_names(name: str) -> list[str]:
     """Names of the table that look like `name`, for error messages."""
-    return difflib.get_close_matches(name, {other for table in _tables().values() for other in table}, n=5)
+    known = {other for table in _tables().values() for other in table}
+    if name.startswith("timm://"):
+        import timm
+
+        known = {f"timm://{other}" for other in (*timm.list_models(), *timm.list_pretrained())}
+    return difflib.get_close_matches(name, known, n=5)
 
 
 def is_whole(x: object, least: int = 1) -> bool:

@@ -572,7 +572,7 @@ def test_timm_renames_without_a_second_model_in_memory(model):
     timm = pytest.importorskip("timm")
     state = timm.create_model(model).state_dict()
     before = torch.random.get_rng_state()
-    renamed, built = read_module._renamed_by_timm(model, state)
+    renamed, built = read_module.renamed_by_timm(model, state)
     assert all(t.is_meta for t in built.state_dict().values())
     assert renamed.keys() == state.keys()
     assert all(torch.equal(renamed[name], state[name]) for name in state)
@@ -581,7 +581,7 @@ def test_timm_renames_without_a_second_model_in_memory(model):
     assert not next(torch.nn.Linear(2, 3).parameters()).is_meta  # what is built later has its memory
     state.pop(next(iter(state)))
     with pytest.raises(CheckpointMismatchError, match=f"timm://{model} does not fit"):
-        read_module._renamed_by_timm(model, state)
+        read_module.renamed_by_timm(model, state)
     assert not next(torch.nn.Linear(2, 3).parameters()).is_meta
 
 
@@ -590,12 +590,12 @@ def test_what_timm_makes_up_is_left_out():
     timm = pytest.importorskip("timm")
     state = timm.create_model("test_resnet").state_dict()
     old = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
-    renamed, _ = read_module._renamed_by_timm("test_resnet", old)
+    renamed, _ = read_module.renamed_by_timm("test_resnet", old)
     assert renamed.keys() == old.keys()
     assert all(torch.equal(renamed[name], old[name]) for name in old)
     clip = timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict()
     clip = {f"visual.trunk.{name}": t for name, t in clip.items()} | {"visual.head.proj.weight": torch.ones(1000, 192)}
-    renamed, _ = read_module._renamed_by_timm("vit_tiny_patch16_224", clip)
+    renamed, _ = read_module.renamed_by_timm("vit_tiny_patch16_224", clip)
     assert torch.equal(renamed["head.weight"], torch.ones(1000, 192))
     assert "head.bias" not in renamed
     assert len(renamed) == len(clip)
@@ -785,7 +785,7 @@ class TestTimmViTs:
         ours = ViT(**options, out_norm="none", pretrain_img_size=32)
         assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
         monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
-        monkeypatch.setattr(read_module, "_renamed_by_timm", lambda name, state: (model.state_dict(), model))
+        monkeypatch.setattr(read_module, "renamed_by_timm", lambda name, state: (model.state_dict(), model))
         with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
             load_pretrained(ours, "timm://test_vit")
         with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
@@ -817,7 +817,7 @@ class TestTimmViTs:
         timm = pytest.importorskip("timm")
         model = timm.models.vision_transformer.VisionTransformer(**{**SMALL, **options})
         monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
-        monkeypatch.setattr(read_module, "_renamed_by_timm", lambda name, state: (model.state_dict(), model))
+        monkeypatch.setattr(read_module, "renamed_by_timm", lambda name, state: (model.state_dict(), model))
         arch = {"embed_dims": 64, "depth": 1, "num_heads": 2}
         same = ViT({**arch, **part}, out_norm="none", pretrain_img_size=32)
         assert load_pretrained(same, "timm://test_vit").share == 1

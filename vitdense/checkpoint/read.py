@@ -116,7 +116,7 @@ def read_timm(
 ) -> tuple[dict[str, Tensor], nn.Module]:
     """Pretrained weights of a timm model, with the names of the installed timm, and the model on the meta device. For
     the other arguments and errors see `read`."""
-    return _renamed_by_timm(model, fetch(timm_address(model), sha256, load))
+    return renamed_by_timm(model, fetch(timm_address(model), sha256, load))
 
 
 def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
@@ -308,7 +308,7 @@ class _Given(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
+def renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor], nn.Module]:
     """The weights with the names of the installed timm, and timm's model on the meta device.
 
     Files of older models have older names, and timm renames only while it builds the model. Tensors that timm adds to

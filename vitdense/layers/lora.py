@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vitdense.errors import OptionError
 from vitdense.layers.layout import compute_dtype
 
+ATTENTION = "(?:attn|attention)"  # what attention is called: the first by us and timm, the second by transformers
+
 
 @dataclass(frozen=True)
 class LoRA:
@@ -58,10 +60,11 @@ def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
     if config.rank < 1:
         raise OptionError(f"finetune: got rank={config.rank} for LoRA, expected at least 1")
     modules = [(name, module) for name, module in modules if isinstance(module, nn.Linear)]
+    part = rf".+\.(?:{ATTENTION}|mlp)\d*\.(?:\w+\.)*"
     for target in config.targets:
-        layers = [layer for name, layer in modules if re.fullmatch(rf".+\.(attn|mlp)\d*\.{target}", name)]
+        layers = [layer for name, layer in modules if re.fullmatch(rf"{part}{target}", name)]
         if not layers:
-            known = dict.fromkeys(re.findall(r"\.(?:attn|mlp)\d*\.(\w+)$", "\n".join(n for n, _ in modules), re.M))
+            known = dict.fromkeys(re.findall(rf"^{part}(\w+)$", "\n".join(n for n, _ in modules), re.M))
             raise OptionError(
                 f"finetune: got targets={config.targets} for LoRA, but no attention and no MLP that trains has a "
                 f"linear layer {target!r}; expected some of: {', '.join(known) or 'none, there is no linear layer'}"

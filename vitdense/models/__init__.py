@@ -9,6 +9,8 @@ FAMILIES = {
     "ViTAdapter": "vit_adapter",
     "NAT": "nat",
     "ResNet": "resnet",
+    "TimmTrunk": "foreign",
+    "TransformersTrunk": "foreign",
 }
 # Heads with naming schemes: the folder that has them.
 HEADS = dict.fromkeys(("eomt", "pmt", "rfdetr_projector", "rfdetr"), "vit")

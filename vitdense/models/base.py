@@ -20,7 +20,7 @@ from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_
 from vitdense.errors import OptionError
 from vitdense.families import Model, arguments, is_number, is_whole, row_of
 from vitdense.layers.blocks import LayerNorm
-from vitdense.layers.lora import LoRA, add_lora
+from vitdense.layers.lora import ATTENTION, LoRA, add_lora
 from vitdense.module import Module
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ InitCfg = dict | Sequence[dict] | str | Path | None
 # section 4 adapts the attention and, in its code, the position embeddings; the MLPs are its control, which differs in
 # nothing else. Output norms are in no classifier's checkpoint: they train.
 _ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
-FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", "attn"), ("mlp", "mlp"))}
+FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", ATTENTION), ("mlp", "mlp"))}
 FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
 
 # Of `load_pretrained`, by `create` and `init_cfg`.
@@ -302,7 +302,7 @@ class Backbone(Module):
         if kind == "lora":
             fixed = {part for module in (*self.frozen_modules(), *self.unused_modules()) for part in module.modules()}
             add_lora([item for item in self.named_modules() if item[1] not in fixed], LoRA(**options))
-        part = {"attention": "attn"}.get(kind, kind)
+        part = {"attention": ATTENTION}.get(kind, kind)
         if kind and not any(re.fullmatch(rf".+\.{part}\d*\..+", name) for name, _ in self.named_parameters()):
             raise OptionError(f"finetune: got {kind!r}, of which a {type(self).__name__} has none; leave it None")
         for name, parameter in self.named_parameters():

@@ -54,7 +54,7 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
         )
     channels, strides = _maps(model.backbone, cfg)
     is_mmseg = cfg.get("default_scope") == "mmseg"
-    backbone, new_channels, pyramid = _named(name, row, strides, is_mmseg)
+    backbone, new_channels, pyramid, patch = _named(name, row, strides, is_mmseg)
     backbone |= {key: value for key, value in KEPT.items() if model.backbone.get(key) == value}
     changes = channel_changes(model, channels, new_channels)
     old = model.get("data_preprocessor") or {}
@@ -64,7 +64,7 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
         after = [{**neck, **changes.get("neck", {})}] if isinstance(neck, dict) else changes.get("neck", neck)
         changes["neck"] = [pyramid, *after] if after else pyramid
         if is_mmseg:
-            preprocessor["test_cfg"] = {"size_divisor": 2 * (row.patch_size or 16)}  # whole patches
+            preprocessor["test_cfg"] = {"size_divisor": 2 * patch}  # whole patches
         elif old.get("pad_size_divisor", 1) % 16:
             preprocessor["pad_size_divisor"] = 32
     start = {"data_preprocessor": preprocessor} if preprocessor else {}
@@ -90,9 +90,9 @@ def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
 
 def _named(
     name: str, row: Model, strides: list[int], any_patch: bool
-) -> tuple[dict[str, Any], list[int], dict[str, Any] | None]:
-    """The config of a backbone of the model table, the channels of its maps, and the config of the pyramid that a plain
-    ViT needs.
+) -> tuple[dict[str, Any], list[int], dict[str, Any] | None, int]:
+    """The config of a backbone of the model table, the channels of its maps, the config of the pyramid that a plain
+    ViT needs, and its patch in pixels, the stride of its first map.
 
     Args:
         name, row: Of the model table.
@@ -124,7 +124,7 @@ def _named(
     backbone["drop_path_rate"] = arguments(kind)["drop_path_rate"]
     if row.weights:
         backbone["init_cfg"] = {"type": "Pretrained", "checkpoint": name}
-    return backbone, channels, pyramid
+    return backbone, channels, pyramid, own[0]
 
 
 def _not_default(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:

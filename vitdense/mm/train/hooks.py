@@ -15,7 +15,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
 from vitdense.checkpoint.detect import OMITTED
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole, load_pretrained
+from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole
 from vitdense.files import atomic_write
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
@@ -205,7 +205,8 @@ class OmitFrozenBackboneHook(Hook):
                 weights = {key: value for key, value in as_list(part.init_cfg)[0].items() if key != "type"}
                 weights["checkpoint"] = str(weights["checkpoint"])
                 sha256 = fingerprint(part, part.load_report)
-                if fingerprint(part, load_pretrained(part, **weights)) != sha256:
+                part.load_weights(**weights)
+                if fingerprint(part, part.load_report) != sha256:
                     raise ConfigError(
                         f"vitdense.OmitFrozenBackboneHook: {name} no longer has the weights of its init_cfg, "
                         f"{weights['checkpoint']}, but others, as of load_from; remove the hook"

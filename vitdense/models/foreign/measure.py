@@ -1,0 +1,104 @@
+"""What a trunk of another project returns, measured on the meta device: what it says of itself may be wrong."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from vitdense.checkpoint.formats import one_line
+from vitdense.errors import OptionError
+
+SIZES = (
+    (500, 375),
+    (737, 1001),
+)  # of images (h, w) in pixels: one stride alone of those up to 32 explains the maps
+LARGEST_STRIDE = 128
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was measured of a trunk."""
+
+    channels: tuple[int, ...]  # of every output
+    strides: tuple[int, ...]  # of every output in pixels: maps of H x W are ceil(H / stride) x ceil(W / stride)
+    multiple: int  # sides of images are padded to multiples of it
+    stages: tuple[frozenset[str], ...]  # names of the parameters that an output depends on, and no output before it
+    called: frozenset[str]  # names of the modules that are called; others are read, past their hooks
+
+
+def measure(
+    name: str,
+    trunk: nn.Module,
+    maps: Callable[[nn.Module, Tensor], Sequence[Tensor]],
+    in_channels: int,
+    multiples: Iterable[int],
+    stated: Sequence[int],
+) -> Facts:
+    """The facts of a trunk on the meta device, in eval mode.
+
+    Args:
+        name, in_channels: Of the trunk.
+        maps: All outputs ``[B, C_i, H_i, W_i]`` of a trunk and images ``[B, in_channels, H, W]``.
+        multiples: Tried in turn.
+        stated: Strides by its own word, which decides where several explain the maps; empty for none.
+
+    Raises:
+        OptionError: At no multiple it takes images of both `SIZES`, with maps that have strides.
+    """
+    names, refused = {module: name for name, module in trunk.named_modules()}, []
+    for multiple in multiples:
+        images = [tuple(-(-n // multiple) * multiple for n in size) for size in SIZES]
+        called: set[str] = set()
+        hook = register_module_forward_hook(lambda module, *_, called=called: called.add(names.get(module, "")))
+        try:
+            with hook, torch.inference_mode(False), torch.enable_grad(), torch.device("meta"):
+                passes = [maps(trunk, torch.empty(1, in_channels, *image)) for image in images]
+        except Exception as error:  # code of another project can raise anything
+            refused.append(f"with images of {images[0]} pixels, {type(error).__name__}: {one_line(error)}")
+            continue
+        strides = [_stride(images, outs, multiple > 1, stated[i : i + 1]) for i, outs in enumerate(zip(*passes))]
+        if strides and None not in strides:
+            channels = tuple(x.shape[1] for x in passes[0])
+            return Facts(channels, tuple(strides), multiple, _stages(trunk, passes[0]), frozenset(called))
+        shapes = [tuple(x.shape) for x in passes[0]]
+        refused.append(f"no strides explain its maps {shapes} of images of {images[0]} pixels")
+    raise OptionError(f"{name} is no trunk for images of any size: {refused[-1]}")
+
+
+def _stride(images: Sequence[tuple], outs: Sequence[Tensor], is_padded: bool, stated: Sequence[int]) -> int | None:
+    """The stride that explains an output of all images, of padded ones without a rest; None for none or several."""
+    if any(x.ndim != 4 for x in outs):
+        return None
+    pairs = [pair for image, x in zip(images, outs) for pair in zip(image, x.shape[2:])]
+    fit = [s for s in range(1, LARGEST_STRIDE + 1) if all(-(-n // s) == side for n, side in pairs)]
+    fit = [s for s in fit if not is_padded or all(n % s == 0 for n, _ in pairs)]
+    fit = fit if len(fit) == 1 else [s for s in fit if s in stated]
+    return fit[0] if fit else None
+
+
+def _stages(trunk: nn.Module, maps: Sequence[Tensor]) -> tuple[frozenset[str], ...]:
+    """See `Facts.stages`, by a walk through the graph from every output to the parameters."""
+    names, seen, stages = {id(parameter): name for name, parameter in trunk.named_parameters()}, {None}, []
+    for x in maps:
+        found, nodes = set(), [x.grad_fn]
+        while nodes:
+            if (node := nodes.pop()) not in seen:
+                seen.add(node)
+                found.add(names.get(id(getattr(node, "variable", None))))
+                nodes += [before for before, _ in node.next_functions]
+        stages.append(frozenset(found - {None}))
+    return tuple(stages)
+
+
+def parts(module: nn.Module, names: frozenset[str], prefix: str = "") -> list[nn.Module]:
+    """The largest modules that have parameters of these names alone, then lists of those of other modules."""
+    inner = [prefix + name for name, _ in module.named_parameters()]
+    if names.isdisjoint(inner):
+        return []
+    if names.issuperset(inner):
+        return [module]
+    found = [part for name, child in module.named_children() for part in parts(child, names, f"{prefix}{name}.")]
+    own = [parameter for name, parameter in module.named_parameters(recurse=False) if prefix + name in names]
+    return [*found, *([nn.ParameterList(own)] if own else [])]

@@ -1,0 +1,225 @@
+"""Any trunk of timm or transformers as a backbone; `measure` tells what it returns."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from vitdense.checkpoint.detect import refuse_omitted, unwrap
+from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.fit import match_exactly
+from vitdense.checkpoint.load import LoadReport
+from vitdense.checkpoint.read import read, renamed_by_timm
+from vitdense.errors import OptionError
+from vitdense.families import row_of
+from vitdense.layers.blocks import pad_to_multiple
+from vitdense.models.base import Backbone, check_image, logger
+from vitdense.models.foreign.measure import Facts, measure, parts
+from vitdense.models.foreign.rows import foreign_row, hub_errors
+from vitdense.models.vit.model import default_out_indices
+
+MAY_BE_MISSING = (r".+\.lora\..+", r".+\.num_batches_tracked")
+
+
+class ForeignTrunk(Backbone):
+    """A trunk of another project, by its own code and names, with what all backbones have in common.
+
+    Its maps have no norm of ours. From an image of H x W they are ceil(H / stride) x ceil(W / stride): where the trunk
+    needs whole patches or windows, the image is padded right and bottom, as for our families, and what shows the
+    padding alone is cut off. A stage is an output, with the parameters that it depends on and no output before it.
+    Arguments not listed here: see `Backbone`.
+
+    A subclass has `build`, which makes the trunk; `maps`, all its outputs ``[B, C_i, H_i, W_i]`` or those of some
+    indices; `scales`, the numbers of pixels that sides may have to be multiples of, and its strides by its own word;
+    and `recompute`, which turns activation checkpointing on.
+
+    Args:
+        arch: Its name.
+        out_indices: Outputs, counted as the other project counts them. None: with several strides the last output of
+            each, at most the last four; with one stride the last block of every quarter.
+
+    Raises:
+        ValueError: There is no such trunk, it takes images of one size alone, its maps have no strides, or it lacks
+            what an option needs.
+        ImportError: The other project is not installed.
+    """
+
+    def __init__(self, arch: str, *, out_indices: Sequence[int] | None = None, **common: Any) -> None:
+        super().__init__(out_indices=out_indices, **common)
+        self.arch = arch
+        self.facts = _facts(type(self), arch, self.in_channels)
+        self.trunk = self.build(arch, self.in_channels, self.drop_path_rate)
+        if out_indices is None:
+            last = {stride: i for i, stride in enumerate(self.facts.strides)}
+            quarters = default_out_indices(len(self.facts.strides))
+            self.out_indices = tuple(sorted(last.values())[-4:]) if len(last) > 1 else quarters
+        if self.with_cp:
+            self.recompute()
+        self.build_outputs_and_freeze(self.facts.channels, self.facts.strides, lambda _: nn.Identity())
+        if self.frozen_stages == 0 and not self.stem_modules():
+            raise OptionError(f"frozen_stages: got 0, but {arch} has no stem of its own; freeze whole stages")
+        for name, module in self.trunk.named_modules():
+            if hasattr(module, "lora") and name not in self.facts.called:
+                raise OptionError(f"finetune: got 'lora', but {arch} reads the weight of {name} past its updates")
+
+    def renamed(self, state: Mapping[str, Tensor], built: nn.Module | None) -> tuple[Mapping[str, Tensor], Collection]:
+        """Weights of its project by the names of the trunk, and all names of the whole model there."""
+        return state, ()
+
+    def depths(self) -> Mapping[str, int]:
+        """Parameters by depth: 0 for the stem, which is what of the first stage has no number, then their stage."""
+        stem = {name: 0 for name in self.facts.stages[0] if not re.search(r"\.\d+\.", name)}
+        return {name: i for i, names in enumerate(self.facts.stages, 1) for name in names} | stem
+
+    def layers(self) -> list[list[nn.Module]]:
+        used, depths = self._used(), self.depths()
+        every = sorted({0, *(depths[name] for name in used)})
+        return [parts(self.trunk, frozenset(name for name in used if depths[name] == depth)) for depth in every]
+
+    def stem_modules(self) -> list[nn.Module]:
+        return self.layers()[0]
+
+    def stage_modules(self) -> list[nn.Module]:
+        return [nn.ModuleList(parts(self.trunk, names)) for names in self.facts.stages]
+
+    def unused_modules(self) -> list[nn.Module]:
+        return parts(self.trunk, frozenset(name for name, _ in self.trunk.named_parameters()) - self._used())
+
+    def _used(self) -> frozenset[str]:
+        """Parameters that an output depends on."""
+        return frozenset().union(*self.facts.stages[: self.out_indices[-1] + 1])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """As `Backbone.forward`."""
+        h, w = check_image(x, self.in_channels).shape[2:]
+        maps = self.maps(self.trunk, pad_to_multiple(x, self.facts.multiple), self.out_indices)
+        sizes = [((h + stride - 1) // stride, (w + stride - 1) // stride) for stride in self.out_strides]
+        return tuple(out[..., :rows, :columns] for out, (rows, columns) in zip(maps, sizes))  # [B, C_i, H_i, W_i]
+
+    def load_weights(self, checkpoint: str | Path, entry: str | None = None, prefix: str = "", **options: Any) -> None:
+        """Load weights of its project, or a state dict of this class, exactly; `options` as of `read`."""
+        content = read(checkpoint, **options)
+        refuse_omitted(content)
+        state = {key.removeprefix(prefix): x for key, x in unwrap(content, entry).items() if key.startswith(prefix)}
+        self.fill(state, str(checkpoint), content.get("timm_model"))
+
+    def fill(self, state: Mapping[str, Tensor], source: str, built: nn.Module | None = None) -> None:
+        """See `load_weights`."""
+        is_own, targets, whole = all(key.startswith("trunk.") for key in state), self.state_dict(), ()
+        if not is_own:
+            state, whole = self.renamed(state, built)
+            state = {f"trunk.{key}": x for key, x in state.items()}
+        report = LoadReport(source, "vitdense" if is_own else type(self).__name__)
+        report.ignored = [key for key in state if key not in targets and key.removeprefix("trunk.") in whole]
+        state = {key: x for key, x in state.items() if key not in report.ignored}
+        fresh = [pattern for pattern in MAY_BE_MISSING if not any(re.fullmatch(pattern, key) for key in state)]
+        state = match_exactly(targets, state, fresh, lambda *_: f"It is {source}; check arch and options. ")
+        report.count(targets, state)
+        self.load_state_dict({**targets, **state})
+        self.load_report, self.cfg, self.is_init = report, row_of(source), True
+        logger.info("%s: %s", type(self).__name__, report)
+
+
+@cache
+def _facts(kind: type[ForeignTrunk], arch: str, in_channels: int) -> Facts:
+    with torch.device("meta"):
+        trunk = kind.build(arch, in_channels, 0.0).eval()
+    return measure(arch, trunk, kind.maps, in_channels, *kind.scales(trunk))
+
+
+class TimmTrunk(ForeignTrunk):
+    """A model of timm: the maps of its `forward_intermediates`. For the arguments see `ForeignTrunk`."""
+
+    @classmethod
+    def build(cls, arch: str, in_channels: int, drop_path_rate: float) -> nn.Module:
+        options = {"drop_path_rate": drop_path_rate, "dynamic_img_size": True, "strict_img_size": False}
+        options = {key: value for key, value in options.items() if key in _timm_arguments(arch)}
+        if drop_path_rate and "drop_path_rate" not in options:
+            raise OptionError(f"drop_path_rate: got {drop_path_rate}, but {arch} of timm has none; leave it out")
+        return timm.create_model(arch, num_classes=0, in_chans=in_channels, **options)
+
+    @classmethod
+    def maps(cls, trunk: nn.Module, x: Tensor, indices: Sequence[int] | None = None) -> Sequence[Tensor]:
+        indices = None if indices is None else list(indices)
+        return trunk.forward_intermediates(x, indices, stop_early=True, intermediates_only=True, output_fmt="NCHW")
+
+    @classmethod
+    def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], Sequence[int]]:
+        stated = [row["reduction"] for row in trunk.feature_info]
+        return (1, max(stated), 2 * max(stated), trunk.pretrained_cfg["input_size"][-1]), stated
+
+    def recompute(self) -> None:
+        try:
+            self.trunk.set_grad_checkpointing(True)
+        except AssertionError as error:
+            raise OptionError(f"with_cp: got True, but {self.arch} of timm has no activation checkpointing") from error
+
+    def renamed(self, state: Mapping[str, Tensor], built: nn.Module | None) -> tuple[Mapping[str, Tensor], Collection]:
+        state, built = (state, built) if built is not None else renamed_by_timm(self.arch, state)
+        return state, built.state_dict().keys()
+
+    def depths(self) -> Mapping[str, int]:
+        if not hasattr(self.trunk, "group_matcher"):
+            return super().depths()
+        return timm.models.group_parameters(self.trunk, self.trunk.group_matcher(coarse=False), reverse=True)
+
+
+@cache
+def _timm_arguments(arch: str) -> frozenset[str]:
+    """Arguments of the class of a model of timm."""
+    if not timm.is_model(arch):
+        raise OptionError(f"arch: got {arch!r}, no model of timm {timm.__version__}; timm.list_models() lists them")
+    with torch.device("meta"):
+        kind = type(timm.create_model(arch))
+    if not hasattr(kind, "forward_intermediates"):
+        raise OptionError(f"arch: {arch} of timm {timm.__version__} has no forward_intermediates; update timm")
+    return frozenset(signature(kind.__init__).parameters)
+
+
+class TransformersTrunk(ForeignTrunk):
+    """A backbone of transformers (`AutoBackbone`), without the output of its stem. `arch` is a folder with its
+    ``config.json``, or ``owner/repo`` of the hub. For the other arguments see `ForeignTrunk`.
+    """
+
+    @classmethod
+    def build(cls, arch: str, in_channels: int, drop_path_rate: float) -> nn.Module:
+        with hub_errors(arch) as transformers:
+            config = transformers.AutoConfig.from_pretrained(arch)
+            config.out_features = [name for name in config.stage_names if name != "stem"]
+            config.num_channels, config.drop_path_rate = in_channels, drop_path_rate
+            return transformers.AutoBackbone.from_config(config)
+
+    @classmethod
+    def maps(cls, trunk: nn.Module, x: Tensor, indices: Sequence[int] | None = None) -> Sequence[Tensor]:
+        maps = trunk(x).feature_maps
+        return maps if indices is None else [maps[i] for i in indices]
+
+    @classmethod
+    def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], Sequence[int]]:
+        patch = getattr(trunk.config, "patch_size", 1)
+        return (1, max(patch) if isinstance(patch, Sequence) else patch, 32), ()
+
+    def recompute(self) -> None:
+        if not self.trunk.supports_gradient_checkpointing:
+            raise OptionError(f"with_cp: got True, but {self.arch} of transformers has no activation checkpointing")
+        self.trunk.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def load_weights(self, checkpoint: str | Path, sha256: str | None = None, **options: Any) -> None:
+        """As the base, or, from ``hf://owner/repo`` or ``hf://`` and a folder, as transformers loads it."""
+        if foreign_row(str(checkpoint)) is None:
+            super().load_weights(checkpoint, sha256=sha256, **options)
+            return
+        kind = type(self.trunk)
+        with hub_errors(self.arch):
+            path = str(checkpoint).removeprefix("hf://")
+            loaded, info = kind.from_pretrained(path, config=self.trunk.config, output_loading_info=True)
+        if lost := [*info["missing_keys"], *map(str, info["mismatched_keys"])]:
+            raise CheckpointMismatchError(f"{checkpoint} does not fit {self.arch}: missing or of other sizes: {lost}")
+        self.fill({f"trunk.{key}": x for key, x in loaded.state_dict().items()}, str(checkpoint))
+        self.load_report.ignored = sorted(info["unexpected_keys"])

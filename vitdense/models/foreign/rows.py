@@ -1,0 +1,75 @@
+"""Rows of the table of models for names of other projects: ``timm://NAME`` and ``hf://OWNER/REPO`` or a folder."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from vitdense.checkpoint.formats import one_line
+from vitdense.errors import OptionError
+from vitdense.families import UNIT, Model
+
+
+@cache
+def foreign_row(name: str) -> Model | None:
+    """The row of a name, with the statistics and the licence that the project states; None for another name.
+
+    Raises:
+        OptionError: The files of transformers cannot be had, or do not say how images are normalised.
+    """
+    project, _, arch = name.partition("://")
+    if project == "timm":
+        return _timm_row(name, arch)
+    if project == "hf" and (Path(arch, "config.json").is_file() or arch.count("/") == 1):
+        return _transformers_row(name, arch)
+    return None
+
+
+def _timm_row(name: str, arch: str) -> Model | None:
+    import timm
+
+    try:
+        cfg = timm.get_pretrained_cfg(arch) if timm.is_model(arch) else None
+    except RuntimeError:  # there is no such tag
+        return None
+    if cfg is None:
+        return None
+    weights = name if cfg.hf_hub_id or cfg.url else None
+    facts = {"licence": cfg.license, "mean": cfg.mean, "std": cfg.std, "image_size": cfg.input_size[-1]}
+    return Model(name, name, "TimmTrunk", arch, weights, **facts)
+
+
+def _transformers_row(name: str, arch: str) -> Model:
+    from huggingface_hub import metadata_load
+
+    with hub_errors(arch) as transformers:
+        files = [
+            transformers.utils.cached_file(arch, file, _raise_exceptions_for_missing_entries=False)
+            for file in ("preprocessor_config.json", "README.md")
+        ]
+    steps, page = (file and Path(file) for file in files)
+    steps = json.loads(steps.read_text(encoding="utf-8")) if steps else {}
+    mean, std = (steps.get(key) for key in ("image_mean", "image_std"))
+    if steps.get("do_normalize") is False:
+        mean, std = UNIT
+    if not (mean and std) or abs(steps.get("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
+        raise OptionError(
+            f"{name}: its preprocessor_config.json does not say by what mean and std of [0, 1] to normalise"
+        )
+    licence = (metadata_load(page) or {}).get("license") if page else None
+    return Model(name, name, "TransformersTrunk", arch, name, licence, mean=tuple(mean), std=tuple(std))
+
+
+@contextmanager
+def hub_errors(arch: str) -> Iterator[ModuleType]:
+    """transformers; what it cannot find or build is one `OptionError`."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(f"{arch} is of transformers, which is not installed: pip install transformers") from error
+    try:
+        yield transformers
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise OptionError(f"{arch} of transformers cannot be had as a backbone: {one_line(error)}") from error
