@@ -91,7 +91,7 @@ def read(
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", sha256):
         raise OptionError(f"sha256: got {sha256!r}, expected 8 to 64 hex digits, the start of what `sha256sum` prints")
     name = str(checkpoint)
-    row = None if Path(name).expanduser().is_file() else find_model(name)
+    row = None if "://" in name or Path(name).expanduser().is_file() else find_model(name)
     if row is not None:
         if row.weights is None:
             raise CheckpointNotFoundError(f"checkpoint {name}: this model has no published weights; give a file")

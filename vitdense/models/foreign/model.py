@@ -88,6 +88,10 @@ class ForeignTrunk(Backbone):
     def stage_modules(self) -> list[nn.Module]:
         return [nn.ModuleList(parts(self.trunk, names)) for names in self.facts.stages]
 
+    def frozen_modules(self) -> list[nn.Module]:
+        is_whole = self.frozen_stages == len(self.facts.stages)
+        return [self.trunk] if is_whole else super().frozen_modules()
+
     def unused_modules(self) -> list[nn.Module]:
         return parts(self.trunk, frozenset(name for name, _ in self.trunk.named_parameters()) - self._used())
 
