@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 pytest.importorskip("mmdet")
 from vitdense.mm.checks import data, sets
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data import coco
+from vitdense.mm.data import coco, detection
 from vitdense.mm.data.coco import examine, overview, read_coco, used
 from vitdense.mm.data.detection import Truth
 from vitdense.mm.errors import ConfigError
@@ -195,3 +196,59 @@ def test_a_file_without_errors_is_read_once(at_the_start, monkeypatch):
     for write in (True, False, True):
         at_the_start(write=write)
     assert len(read) == 2
+
+
+def other_file(kept, path):
+    path.write_text(json.dumps(content(area=300)))
+
+
+def cut(kept, path):
+    kept.write_bytes(kept.read_bytes()[:-9])
+
+
+def damaged(kept, path):
+    kept.write_bytes(kept.read_bytes()[:-9] + b"some bytes")
+
+
+def of_another_user(kept, path):
+    os.chown(kept, os.getuid() + 1, -1) if os.getuid() == 0 else kept.unlink()
+
+
+@pytest.mark.parametrize("change", [None, other_file, cut, damaged, of_another_user])
+@pytest.mark.parametrize("options", [{}, {"drop_doubles": True, "filter_cfg": {"filter_empty_gt": True}}])
+def test_rows_of_a_large_file_are_kept_until_it_changes(write, tmp_path, monkeypatch, options, change):
+    data = content(bbox=[1, 2, 10, 20], segmentation=[[1, 2, 3, 4, 5, 6]])
+    data["annotations"].append({**data["annotations"][0], "id": 6})
+    path, parsed = write(data), []
+
+    def built(**more):
+        all_options = {"data_prefix": {"img": "images"}, "metainfo": {"classes": ("cat",)}, **options, **more}
+        dataset = detection.CocoDataset(ann_file=str(path), **all_options)
+        return dataset.cat_ids, [dataset[i] for i in range(len(dataset))]
+
+    plain = built()
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr(detection, "KEPT", 0)
+    monkeypatch.setattr(detection, "parse", lambda path: parsed.append(path) or json.loads(path.read_bytes()))
+    assert built() == built() == plain
+    assert len(parsed) == 1
+    assert built(test_mode=True) == built(test_mode=True)
+    assert len(parsed) == 2
+    if change is not None:
+        kept = list(tmp_path.glob("hub/vitdense/rows*"))
+        assert len(kept) == 2
+        for file in kept:
+            change(file, path)
+        assert (built() == plain) == (change is not other_file)
+        assert len(parsed) == 3
+
+
+def test_rows_of_a_data_set_that_extends_ours_are_read_anew(write, monkeypatch):
+    class Other(detection.CocoDataset):
+        def parse_data_info(self, raw):
+            return super().parse_data_info(raw) | {"more": 1}
+
+    monkeypatch.setattr(detection, "KEPT", 0)
+    found = Other(ann_file=str(write(content())), data_prefix={"img": ""}, metainfo={"classes": ("cat",)})
+    assert found._kept_file() is None
+    assert found[0]["more"] == 1

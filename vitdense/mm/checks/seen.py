@@ -4,16 +4,11 @@ import json
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from vitdense.files import atomic_write
 from vitdense.mm.data.images import ImageFile, read_image_file
-
-VERSION = 2  # of what is remembered
+from vitdense.mm.data.kept import cache_file, mark
 
 
 class Notes:
@@ -25,8 +20,7 @@ class Notes:
     """
 
     def __init__(self, kind: str, *key: object) -> None:
-        digest = sha256(os.fsencode("\0".join(map(str, key)))).hexdigest()
-        self.file = Path(torch.hub.get_dir(), "vitdense", f"{kind}-{VERSION}-{digest}.json")
+        self.file = cache_file(kind, *key, suffix=".json")
 
     def read(self) -> Any:
         """What was written; None: nothing, or it is damaged."""
@@ -37,12 +31,6 @@ class Notes:
         """Keep it for the next time."""
         with suppress(OSError), atomic_write(self.file) as scratch:  # else the next look reads the files again
             scratch.write_text(json.dumps(content, default=str), encoding="utf-8")
-
-
-def mark(path: str | Path) -> list[int]:
-    """What changes with a file: its size and its time."""
-    stat = os.stat(path)
-    return [stat.st_size, stat.st_mtime_ns]
 
 
 class SeenImages:

@@ -18,7 +18,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
-from vitdense.mm.checks.seen import Notes, SeenImages, mark
+from vitdense.mm.checks.seen import Notes, SeenImages
 from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
@@ -36,6 +36,7 @@ from vitdense.mm.data.images import (
     read_image_file,
     read_pixels,
 )
+from vitdense.mm.data.kept import mark
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map, read_label_maps
 from vitdense.mm.data.panoptic import ids_of_colours, read_panoptic
 from vitdense.mm.data.samples import Samples, Size

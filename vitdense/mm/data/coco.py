@@ -1,5 +1,6 @@
 """COCO annotation files: what they hold, and what is wrong with them."""
 
+import gc
 import json
 import math
 import re
@@ -65,10 +66,15 @@ def parse(file: Path) -> Any:
 
 @lru_cache(2)  # of a training and of its validation
 def _parsed(file: Path, _modified: int, _size: int) -> Any:
+    collects = gc.isenabled()
+    gc.disable()  # of millions of new objects none is garbage, and to look takes as long as to parse
     try:
         return json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
+    finally:
+        if collects:
+            gc.enable()
 
 
 def forget() -> None:

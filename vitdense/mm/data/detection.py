@@ -1,26 +1,34 @@
 """For mmdet: data sets with labels by name, panoptic data without panopticapi, and the truth of metrics."""
 
 import io
+import json
+import os
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
 import mmdet.datasets
 import numpy as np
+import torch
 from mmdet.datasets.api_wrappers import COCO, COCOPanoptic
 from mmdet.datasets.transforms import LoadAnnotations
 from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
 from mmdet.datasets.transforms import Mosaic as _Mosaic
 from mmdet.structures.mask import BitmapMasks
+from mmengine.logging import print_log
 
+import vitdense
 from vitdense.mm.data.classes import category_ids
-from vitdense.mm.data.coco import forget, left_out, overview, parse, without_doubles
+from vitdense.mm.data.coco import KEPT, forget, left_out, overview, parse, without_doubles
+from vitdense.mm.data.kept import cache_file, mark, read_tensors, write_tensors
 from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import DATASETS, TRANSFORMS
+
+NOT_OF_ROWS = ("pipeline", "max_refetch", "data_list")  # attributes of a data set
 
 
 class ByName:
@@ -142,19 +150,71 @@ class Truth(ByName, COCO):
         return [self.images[key] for key in ids]
 
 
-class Forgetting:
-    """Mixin for a data set: a training is the last to read its file. A validation is not: its metric follows."""
+class Kept:
+    """Mixin for a data set: the rows of a large file are kept on the disk, which later starts and other processes map.
+
+    They are of the file as it was, of the same options and versions, and of our own classes, as those of others may
+    read more.
+    """
+
+    def full_init(self) -> None:
+        """As mmdet's."""
+        if self._fully_initialized:
+            return
+        if (file := self._kept_file()) is None:
+            return super().full_init()
+        of = str(mark(self.ann_file))
+        if self._map(file, of):
+            return
+        super().full_init()
+        rows = [torch.from_numpy(self.data_bytes), torch.from_numpy(self.data_address)]
+        with suppress(OSError):  # else the next start reads the annotations again
+            write_tensors(file, of, rows, cat_ids=json.dumps(self.cat_ids))
+            self._map(file, of)
+
+    def _kept_file(self) -> Path | None:
+        """Where its rows are kept; None: nowhere."""
+        path, is_plain = Path(self.ann_file), not (self.backend_args or self.proposal_file)
+        if type(self).__module__ != __name__ or not (is_plain and self.serialize_data and path.is_file()):
+            return None
+        if path.stat().st_size < KEPT:
+            return None
+        options = sorted((key, value) for key, value in vars(self).items() if key not in NOT_OF_ROWS)
+        versions = vitdense.__version__, mmdet.__version__
+        return cache_file("rows", *versions, type(self).__name__, path.absolute(), options, suffix=".safetensors")
+
+    def _map(self, file: Path, of: str) -> bool:
+        """Take rows that are kept. Those of another user are not: mmengine unpickles them."""
+        try:
+            found = read_tensors(file, of) if file.exists() and file.stat().st_uid == os.getuid() else None
+        except ConfigError as error:
+            print_log(f"{error}; the annotations are read again", "current")
+            found = None
+        if found is None:
+            return False
+        (rows, ends), about = found
+        self.data_bytes, self.data_address = rows.numpy(), ends.numpy()  # [bytes] uint8, [images] int64
+        self.cat_ids = json.loads(about["cat_ids"])
+        self.cat2label = {key: label for label, key in enumerate(self.cat_ids)}
+        self._fully_initialized = True
+        return True
 
     def load_data_list(self) -> list[dict]:
-        """As mmdet's."""
+        """As mmdet's. A training is the last to read its file; a validation is not: its metric follows."""
         found = super().load_data_list()
         if not self.test_mode:
             forget()
         return found
 
+    def filter_data(self) -> list[dict]:
+        """As mmdet's, the last to read the images of every class."""
+        found = super().filter_data()
+        del self.cat_img_map
+        return found
+
 
 @DATASETS.register_module()
-class CocoDataset(Forgetting, mmdet.datasets.CocoDataset):
+class CocoDataset(Kept, mmdet.datasets.CocoDataset):
     """mmdet's, whose labels have the order of `metainfo.classes`, not that of the file.
 
     Args:
@@ -170,7 +230,7 @@ class CocoDataset(Forgetting, mmdet.datasets.CocoDataset):
 
 
 @DATASETS.register_module()
-class PanopticDataset(Forgetting, mmdet.datasets.CocoPanopticDataset):
+class PanopticDataset(Kept, mmdet.datasets.CocoPanopticDataset):
     """mmdet's `CocoPanopticDataset` for any categories, in any order in the file, and for images of any suffix.
 
     Labels are the things, then the stuff, as mmdet's heads have them. Without `metainfo` they are those of `ann_file`.

@@ -2,17 +2,14 @@
 
 import json
 import shutil
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from vitdense.files import atomic_write
+from vitdense.mm.data.kept import read_tensors, write_tensors
 from vitdense.mm.errors import ConfigError
 
 
@@ -62,10 +59,7 @@ class MapStore:
         Raises:
             OSError: They cannot be written, as on a full disk; it names the file.
         """
-        about = dict(of=f"{self.trunk} {key}", crc32=f"{_checksum(maps.tensors)}", layouts=json.dumps(maps.layouts))
-        content = save({str(i): x for i, x in enumerate(maps.tensors)}, about)
-        with atomic_write(self.path(key)) as scratch:
-            scratch.write_bytes(content)
+        write_tensors(self.path(key), f"{self.trunk} {key}", maps.tensors, layouts=json.dumps(maps.layouts))
 
     def read(self, key: str) -> Maps | None:
         """The maps of an input, memory-mapped; None, if there are none yet.
@@ -75,18 +69,12 @@ class MapStore:
         """
         path = self.path(key)
         try:
-            with safe_open(path, "pt") as file:
-                about, names = file.metadata() or {}, range(len(file.keys()))
-                tensors = [file.get_tensor(str(i)) for i in names]
-        except FileNotFoundError:
-            return None
-        except (SafetensorError, OSError) as error:
-            raise _refused(path, f"cannot be read ({error})") from error
-        if about.get("of") != f"{self.trunk} {key}" or any(x.dtype != self.dtype for x in tensors):
-            raise _refused(path, f"is a file of {about.get('of', 'another program')}, not of this trunk and image")
-        if about.get("crc32") != str(_checksum(tensors)):
-            raise _refused(path, "is damaged: its checksum is wrong")
-        return Maps(tensors, json.loads(about["layouts"]))
+            found = read_tensors(path, f"{self.trunk} {key}")
+            if found and any(x.dtype != self.dtype for x in found[0]):
+                raise ConfigError(f"{path} has maps of another data type than {self.dtype}")
+        except ConfigError as error:
+            raise ConfigError(f"--cache-features: {error}; remove it, and its maps are computed again") from error
+        return found and Maps(found[0], json.loads(found[1]["layouts"]))
 
     def check_room(self, size: int, options: str) -> tuple[int, int]:
         """See that a number of bytes finds room, in all, with what is there already.
@@ -120,14 +108,3 @@ def stacked(images: Sequence[Maps], device: torch.device) -> list[Tensor]:
 def readable(size: float) -> str:
     """A number of bytes in GiB or MiB."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-def _checksum(tensors: Iterable[Tensor]) -> int:
-    value = 0
-    for x in tensors:
-        value = zlib.crc32(x.numpy(), value)
-    return value
-
-
-def _refused(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"--cache-features: {path} {reason}; remove it, and its maps are computed again")
