@@ -68,7 +68,7 @@ def main() -> None:
         metavar="DIR",
         help="frozen trunks: run once for every image and view, and keep the maps; default work_dirs/features",
     )
-    parser.add_argument("--views", type=whole_number, metavar="K", help="augmentations of an image, in turn; default 1")
+    parser.add_argument("--views", type=whole_number, metavar="K", help="augmentations of an image, in turn; default 4")
     parser.add_argument("--cache-dtype", choices=("float16", "float32"), default="float16", help="of the maps on disk")
     parser.add_argument("--replay", metavar="FILE", help="run the step again that a training refused, and say why")
     parser.add_argument("--overwrite", action="store_true", help="start anew in a work folder that has checkpoints")
