@@ -58,7 +58,7 @@ def tuned() -> Iterator[None]:
 
 @contextmanager
 def tuned_bfloat16() -> Iterator[None]:
-    """As `tools/test.py --amp bfloat16` runs a model: weights are cast once, for the context lasts."""
+    """As `tools/test.py --amp bfloat16` runs a model."""
     with tuned(), torch.autocast("cpu", torch.bfloat16):
         yield
 

@@ -40,6 +40,31 @@ def test_a_bias_of_any_shape_reaches_the_fused_kernel_of_a_cpu(bias_shape):
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.name for event in run.events()}
 
 
+@pytest.mark.parametrize("bias_shape", [None, (2, 50, 40), (3, 1, 50, 33), (1, 2, 1, 33), (3, 2, 50, 1)])
+@pytest.mark.parametrize("elements", [1, 2 * 50 * 64, 2**23])  # some queries, an image, all at a time
+def test_attend_by_products_on_a_cpu_in_bfloat16(bias_shape, elements, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(attention, "SMALLEST_LOGITS", 3 * 2 * 50 * 33)
+    monkeypatch.setattr(attention, "BIAS_ELEMENTS", elements)
+    q, k, v = (torch.randn(3, n, 2, d).bfloat16().transpose(1, 2) for n, d in ((50, 16), (33, 16), (33, 8)))
+    bias = None if bias_shape is None else torch.randn(bias_shape).bfloat16()
+    want = naive(*(x.double() for x in (q, k, v)), None if bias is None else bias[..., :33].double(), 0.3)
+    if bias is not None:
+        bias[..., 33:] = torch.inf
+    with torch.no_grad(), torch.profiler.profile() as run:
+        got = attend(q, k, v, bias, 0.3)
+    assert relative_error(got.double(), want) < 0.01
+    assert got.transpose(1, 2).is_contiguous()
+    names = {event.name for event in run.events()}
+    assert "aten::baddbmm_" in names
+    assert "aten::scaled_dot_product_attention" not in names
+    with torch.no_grad():
+        assert not attention._by_products(q[:2], k)
+        assert not attention._by_products(q.float(), k)
+        assert not attention._by_products(q, k, torch.ones(50, 33, dtype=torch.bool))
+    assert not attention._by_products(q, k)  # with gradients
+
+
 @pytest.mark.parametrize("columns", [4, 8])
 def test_gradients_reach_all_inputs(columns):
     q, k, v, bias = (

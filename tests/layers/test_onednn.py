@@ -79,11 +79,39 @@ def test_which_products_it_takes():
         assert not found()
         layer(x).sum().backward()  # and there is a gradient
     with torch.autocast("cpu", torch.bfloat16):
-        assert not found()
+        assert found()
     layer, x = layer.double(), x.double()
     assert not found()
     layer, x = nn.Linear(8, 7), torch.ones(1, 1, 8)
     assert not found()  # 56 multiply-adds
+
+
+@pytest.mark.parametrize("change", ["in place", "other memory", "other parameter", "merged"])
+def test_a_weight_in_bfloat16_is_kept_until_it_changes(change):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(64, 32), torch.randn(5, 64)
+
+    def run():
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return layer(x)
+
+    with OneDnnLinear() as mode:
+        assert mode.packed(layer.weight) is mode.packed(layer.weight)
+        run()
+        if change == "in place":
+            layer.weight.mul_(-1)
+        elif change == "other memory":
+            layer.weight.data = -layer.weight
+        elif change == "other parameter":
+            layer.weight = nn.Parameter(-layer.weight)
+        else:  # as a low-rank update is: a tensor that another pass makes again
+            weight = layer.weight
+            layer = lambda x: F.linear(x, -weight, layer_bias)  # noqa: E731
+            layer_bias = torch.zeros(32)
+        got = run()
+        assert all(isinstance(weight, nn.Parameter) for weight, *_ in mode.kept.values())
+    assert not mode.kept
+    torch.testing.assert_close(got, run())
 
 
 def test_another_thread_computes_as_torch_has_it():

@@ -1,4 +1,4 @@
-"""Inference in float32 on a CPU: linear layers by oneDNN, and memory that the process keeps."""
+"""Inference on a CPU: linear layers by oneDNN, and memory that the process keeps."""
 
 import ctypes
 import platform
@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from vitdense.layers.layout import compute_dtype, is_traced
 
 # Of glibc's mallopt.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
@@ -20,40 +22,63 @@ SMALLEST_PRODUCT = 2**26
 
 
 class OneDnnLinear(TorchFunctionMode):
-    """A context in which linear layers compute in oneDNN where torch would take MKL: in float32, without gradients.
+    """A context in which linear layers on a CPU compute in oneDNN as one kernel, in float32 and in bfloat16, also by
+    autocast; without gradients.
 
-    MKL leaves half to three quarters of an AMD CPU with AVX-512 unused, oneDNN does not; with AVX2 alone both reach the
-    peak (docs/performance.md). The error against float64 is that of float32 in both.
+    In float32 torch would take MKL, which leaves half to three quarters of an AMD CPU with AVX-512 unused; with AVX2
+    alone both reach the peak (docs/performance.md). The error against float64 is that of float32 in both. In bfloat16
+    torch writes the bias first, then adds the product.
 
     Modules, their hooks and their weights stay as they are: calls of `torch.nn.functional.linear` by this thread are
     answered. `torch.set_float32_matmul_precision` would choose oneDNN too, but for all products of the process:
     attention in small windows becomes slow by it, and a CPU with AMX computes in bfloat16.
+
+    As autocast does, it keeps the weights in bfloat16 until the context ends, laid out for oneDNN. A weight that has
+    changed, or whose memory is another one, is cast again.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[int, tuple[Tensor, tuple[int, int], Tensor]] = {}  # by id: weight, its state, and what is kept
+
+    def __exit__(self, *error: Any) -> None:
+        self.kept.clear()
+        super().__exit__(*error)
 
     def __torch_function__(
         self, function: Callable, types: Sequence[type], args: Sequence = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if function is F.linear:
-            return linear(*args, **(kwargs or {}))
+            return self.linear(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`torch.nn.functional.linear`, ``[..., C]`` to ``[..., C']``. A weight ``[C]``, to ``[...]``, is torch's."""
+        dtype = compute_dtype(input)
+        applies = (
+            input.device.type == "cpu"
+            and weight.ndim == 2
+            and (dtype == torch.bfloat16 or dtype == input.dtype == weight.dtype == torch.float32)
+            and input.numel() * len(weight) >= SMALLEST_PRODUCT
+            and not torch.is_grad_enabled()
+            and not is_traced()
+        )
+        if not applies:
+            return F.linear(input, weight, bias)
+        if dtype == torch.bfloat16:
+            input, weight, bias = input.to(dtype), self.packed(weight), None if bias is None else bias.to(dtype)
+        return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` by oneDNN, where torch would take MKL: ``[..., C]`` to ``[..., C']``.
-
-    A weight ``[C]``, to ``[...]``, is torch's.
-    """
-    applies = (
-        input.device.type == "cpu"
-        and input.dtype == weight.dtype == torch.float32
-        and weight.ndim == 2
-        and input.numel() * len(weight) >= SMALLEST_PRODUCT
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-    )
-    if not applies:
-        return F.linear(input, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    def packed(self, weight: Tensor) -> Tensor:
+        """A weight ``[C', C]`` in bfloat16, as oneDNN reads it; of a parameter it is kept."""
+        if not isinstance(weight, nn.Parameter) or weight.is_inference():  # one that is made anew, or has no version
+            return weight.to(torch.bfloat16)
+        state = weight._version, weight.data_ptr()
+        kept = self.kept.get(id(weight))
+        if kept is None or kept[1] != state:
+            kept = weight, state, torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16))
+            self.kept[id(weight)] = kept
+        return kept[2]
 
 
 def has_onednn() -> bool:

@@ -1,8 +1,9 @@
-"""How a trained model predicts, and how a device computes: mixed precision; on a CPU in float32, oneDNN."""
+"""How a trained model predicts, and how a device computes: mixed precision; on a CPU, oneDNN."""
 
 import argparse
 import platform
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 
 import torch
@@ -29,7 +30,7 @@ class Inference:
             as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
             `vitdense.results.tiles` for what is one object.
         overlap: Of neighbouring tiles, as a share of their side.
-        onednn: On a CPU in float32, large linear layers by oneDNN; see `vitdense.layers.onednn`.
+        onednn: On a CPU, large linear layers by oneDNN; see `vitdense.layers.onednn`.
 
     Raises:
         OptionError: An option has an unknown value, or the device does not compute in the data type.
@@ -66,7 +67,7 @@ class Inference:
 
     @property
     def _by_onednn(self) -> bool:
-        return self._tunes and self.amp == "float32" and has_onednn()
+        return self._tunes and has_onednn()
 
     def tune_cpu(self) -> None:
         """On a CPU, keep memory between layers, and log how it computes; see `vitdense.layers.onednn`."""
@@ -76,11 +77,15 @@ class Inference:
         library = "oneDNN" if self._by_onednn else "torch's choice"
         print_log(f"CPU: large linear layers by {library}; {kept} (--no-onednn: as torch has it)", logger="current")
 
-    def computing(self) -> AbstractContextManager:
+    @contextmanager
+    def computing(self) -> Iterator[None]:
         """The context in which the model computes."""
-        if self.amp != "float32":
-            return torch.autocast(torch.device(self.device).type, self.dtype)
-        return OneDnnLinear() if self._by_onednn else nullcontext()
+        with ExitStack() as stack:
+            if self.amp != "float32":
+                stack.enter_context(torch.autocast(torch.device(self.device).type, self.dtype))
+            if self._by_onednn:
+                stack.enter_context(OneDnnLinear())
+            yield
 
 
 def check_score(score_thr: float, least: float = 0.0) -> None:
@@ -111,7 +116,7 @@ def add_onednn(parser: argparse.ArgumentParser) -> None:
         "--no-onednn",
         dest="onednn",
         action="store_false",
-        help="on a CPU in float32: products in MKL, memory returned to the system after every layer, as torch has it",
+        help="on a CPU: linear layers as torch has them, and memory returned to the system after every layer",
     )
 
 
