@@ -8,6 +8,7 @@ from vitdense.layers import attention
 from vitdense.layers.attention import attend, attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
 from vitdense.layers.layout import Windows, align
+from vitdense.layers.onednn import multiplies_bfloat16
 
 
 def naive(q, k, v, bias, scale):
@@ -40,6 +41,7 @@ def test_a_bias_of_any_shape_reaches_the_fused_kernel_of_a_cpu(bias_shape):
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.name for event in run.events()}
 
 
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="needs a CPU whose oneDNN takes bfloat16")
 @pytest.mark.parametrize("bias_shape", [None, (2, 50, 40), (3, 1, 50, 33), (1, 2, 1, 33), (3, 2, 50, 1)])
 @pytest.mark.parametrize("elements", [1, 2 * 50 * 64, 2**23])  # some queries, an image, all at a time
 def test_attend_by_products_on_a_cpu_in_bfloat16(bias_shape, elements, monkeypatch):

@@ -79,13 +79,17 @@ def test_which_products_it_takes():
         assert not found()
         layer(x).sum().backward()  # and there is a gradient
     with torch.autocast("cpu", torch.bfloat16):
-        assert found()
+        assert found() == cpu.multiplies_bfloat16()
+    layer.bfloat16()
+    with pytest.raises(RuntimeError, match="dtype"):  # as in torch
+        found()
     layer, x = layer.double(), x.double()
     assert not found()
     layer, x = nn.Linear(8, 7), torch.ones(1, 1, 8)
     assert not found()  # 56 multiply-adds
 
 
+@pytest.mark.skipif(not cpu.multiplies_bfloat16(), reason="needs a CPU whose oneDNN takes bfloat16")
 @pytest.mark.parametrize("change", ["in place", "other memory", "other parameter", "merged"])
 def test_a_weight_in_bfloat16_is_kept_until_it_changes(change):
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 
 from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, one_hot, without_autocast, zero
+from vitdense.layers.onednn import multiplies_bfloat16
 
 # Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once,
 # without the memory peak.
@@ -63,6 +64,7 @@ def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
         and not torch._C._are_functorch_transforms_active()
         and (bias is None or bias.dtype != torch.bool)  # with a row of no pair, the fused kernel gives zeros
         and q.shape[:-1].numel() * k.shape[-2] >= SMALLEST_LOGITS
+        and multiplies_bfloat16()
     )
 
 

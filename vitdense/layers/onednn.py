@@ -3,6 +3,7 @@
 import ctypes
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class OneDnnLinear(TorchFunctionMode):
     attention in small windows becomes slow by it, and a CPU with AMX computes in bfloat16.
 
     As autocast does, it keeps the weights in bfloat16 until the context ends, laid out for oneDNN. A weight that has
-    changed, or whose memory is another one, is cast again.
+    changed, or whose memory is another one, is cast again; writes through `.data` count as none in torch.
     """
 
     def __init__(self) -> None:
@@ -55,10 +56,12 @@ class OneDnnLinear(TorchFunctionMode):
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`torch.nn.functional.linear`, ``[..., C]`` to ``[..., C']``. A weight ``[C]``, to ``[...]``, is torch's."""
         dtype = compute_dtype(input)
+        dtypes = {input.dtype, weight.dtype}  # autocast leaves float64
         applies = (
             input.device.type == "cpu"
             and weight.ndim == 2
-            and (dtype == torch.bfloat16 or dtype == input.dtype == weight.dtype == torch.float32)
+            and (dtypes == {dtype} or (torch.is_autocast_enabled("cpu") and dtypes <= {torch.float32, torch.bfloat16}))
+            and (dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16()))
             and input.numel() * len(weight) >= SMALLEST_PRODUCT
             and not torch.is_grad_enabled()
             and not is_traced()
@@ -79,6 +82,12 @@ class OneDnnLinear(TorchFunctionMode):
             kept = weight, state, torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16))
             self.kept[id(weight)] = kept
         return kept[2]
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN takes bfloat16 on this CPU; elsewhere it raises."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def has_onednn() -> bool:
