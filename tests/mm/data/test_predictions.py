@@ -1,5 +1,6 @@
 import itertools
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -58,7 +59,9 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
     found.write(tmp_path / "predictions.json")
     found.write(tmp_path / "dataset.json", as_dataset=True)
     assert "id" not in capsys.readouterr().out  # no new ids
-    annotations = json.loads((tmp_path / "dataset.json").read_text())["annotations"]
+    content = json.loads((tmp_path / "dataset.json").read_text())
+    assert content == found.result
+    annotations = content["annotations"]
     reference = COCO(str(path))
     for kind, results in itertools.product(("bbox", "segm"), (str(tmp_path / "predictions.json"), annotations)):
         scored = COCOeval(reference, reference.loadRes(results), kind)
@@ -80,6 +83,19 @@ def test_results_have_the_keys_of_coco_results(tmp_path):
     keys = {"image_id", "category_id", "bbox", "score"}
     assert [result.keys() for result in results] == [keys | {"segmentation"}] * 2 + [keys] * 2
     assert [result["image_id"] for result in results] == [2, 2, 3, 3]
+
+
+def test_detections_take_few_bytes_until_they_are_written(tmp_path):
+    predictions, many = CocoPredictions(NAMES, {}), detections([0] * 100)
+    tracemalloc.start()
+    try:
+        for i in range(20):
+            predictions.add(tmp_path / f"{i}.jpg", many)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 20 * 100 * 200  # of dicts some 800 bytes each
+    assert len(predictions.result["annotations"]) == 2000
 
 
 LVIS = {"id": 139, "coco_url": "http://images.cocodataset.org/val2017/000000000139.jpg"}

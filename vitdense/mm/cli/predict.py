@@ -108,12 +108,12 @@ class Detection(Task):
         result = self.model.result(sample, pixels, self.model.score_thr)
         self.predictions.add(image, result)
         scores = sample.pred_instances.scores.tolist()  # also below the threshold
-        self.found[image] = scores, self.predictions.found[image]
+        self.found[image] = len(scores), max(scores, default=0.0), self.predictions.found[image]
         self.draw(image, result)
 
     def save(self) -> None:
         """Write the detections so far."""
-        self.predictions.found = {image: found for image, (_, found) in self.found.items()}
+        self.predictions.found = {image: found for image, (*_, found) in self.found.items()}
         self.predictions.write(self.part, self.as_dataset or self.root is not None)
 
     def finish(self) -> Path:
@@ -121,14 +121,15 @@ class Detection(Task):
         super().finish()
         if is_main_process() and self.root is None:
             self.predictions.report_new_images()
-        kept = [one for _, (_, found) in self.found.values() for one in found]
-        scores = [score for of_image, _ in self.found.values() for score in of_image]
+        numbers, highest, found = zip(*self.found.values()) if self.found else ((), (), ())
+        kept = sum(one.number for one in found)
         print_log(
-            f"{len(kept)} of {len(scores)} detections have a score from {np.min(self.model.score_thr):.3g} on "
-            f"(--score-thr), the highest {max(scores, default=0.0):.3f}. Output: {self.out_dir}"
+            f"{kept} of {sum(numbers)} detections have a score from {np.min(self.model.score_thr):.3g} on "
+            f"(--score-thr), the highest {max(highest, default=0.0):.3f}. Output: {self.out_dir}"
         )
         if self.root is not None:
-            boxes = "" if all("segmentation" in one for one in kept) else "--boxes "
+            rows = self.predictions.annotations(self.predictions.images)
+            boxes = "" if all("segmentation" in one for one in rows) else "--boxes "
             options = f"{boxes}--train {quote(str(self.out_file))} --images {quote(str(self.root))}"
             print_log(f"as training data: vitdense new detection {options}")
         return self.out_file
