@@ -54,7 +54,7 @@ TRAINED_ON = {  # by the end of the names of weights
     "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
     "robbyant": "LingBot-Vision",
     "fb": "Perception Encoder",
-    "webli": "WebLI, SigLIP 2",
+    "webli": "WebLI, images and texts",
     "mim_in22k": "ImageNet-22k without labels, EVA-02",
     "mim_m38m": "Merged-38M without labels, EVA-02",
     "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",

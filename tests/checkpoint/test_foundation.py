@@ -4,6 +4,7 @@ import re
 from dataclasses import asdict
 
 import pytest
+import timm
 import torch
 from conftest import add_row, relative_error
 from torch import nn
@@ -14,6 +15,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.checkpoint.rename import rename, reverse
 from vitdense.checkpoint.whole_models import DETECTOR
+from vitdense.families import find_model
 from vitdense.models.vit.sizes import VIT
 from vitdense.necks import DeconvPyramid
 
@@ -392,3 +394,71 @@ def test_trunks_of_eomt_with_either_mlp(names, gated):
     report = load_pretrained(ViT({**DINOV3_NANO, **ffn}, out_norm="shared"), state)
     assert report.scheme == names
     assert set(report.kept_at_init) <= {"rope.periods"}
+
+
+ODD = ((56, 56), (57, 99), (83, 45), (113, 71), (131, 130), (29, 201))  # images (h, w), h and w of no whole patches
+TIPS = {"embed_dims": 48, "depth": 3, "num_heads": 4, "registers": 1, "patch_size": 14, "layer_scale": 1.0}
+TIPS |= {"position_rule": "bilinear_antialias"}
+
+
+def tipsv2(ffn):
+    """A small TIPSv2 of ours, without output norms."""
+    return ViT(TIPS | ffn, pretrain_img_size=84, out_norm="none", out_indices=(0, 1, 2)).eval()
+
+
+def randomised(model):
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.3 if parameter.ndim > 1 else 1.0)
+    return model.eval()
+
+
+def whole_patches(x):
+    return nn.functional.pad(x, (0, -x.shape[3] % 14, 0, -x.shape[2] % 14))
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["base", "giant"])
+@torch.no_grad()
+def test_tipsv2_of_timm(gated):
+    layers = pytest.importorskip("timm.layers")
+    entry = f"vit_{'giant' if gated else 'base'}_patch14_reg1_tipsv2"
+    sizes = {"embed_dim": 48, "depth": 3, "num_heads": 4, "img_size": 84, "dynamic_img_size": True}
+    theirs = randomised(timm.create_model(entry, **sizes))
+    assert isinstance(theirs.blocks[0].mlp, layers.GluMlp) == gated
+    for size in ODD:  # timm resizes positions bicubically, transformers as ours
+        ffn, x = {"ffn": "swiglu", "ffn_dims": 128} if gated else {}, torch.randn(1, 3, *size)
+        ours = tipsv2({**ffn, "position_rule": "antialias"})
+        load_pretrained(ours, theirs.state_dict())
+        wanted = theirs.forward_intermediates(whole_patches(x), intermediates_only=True)
+        assert max(map(relative_error, ours(x), wanted)) < 1e-6, size
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["base", "giant"])
+@torch.no_grad()
+def test_tipsv2_of_transformers(gated, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = transformers.AutoConfig.for_model(
+        "tipsv2_vision_model", **sizes, image_size=84, use_swiglu_ffn=gated, apply_layernorm=False
+    )
+    config.out_features = config.stage_names[1:]
+    theirs = randomised(transformers.AutoBackbone.from_config(config))
+    theirs.save_pretrained(tmp_path)
+    files = (tmp_path / "model.safetensors", theirs.state_dict())
+    for state in files:  # the names of the authors, and those in memory
+        ours = tipsv2({"ffn": "swiglu", "ffn_dims": 128} if gated else {})
+        load_pretrained(ours, state)
+        for size in ODD:
+            x = torch.randn(1, 3, *size)
+            wanted = theirs(whole_patches(x)).feature_maps
+            assert max(map(relative_error, ours(x), wanted)) < 1e-6, size
+
+
+def test_tipsv2_is_a_part_of_the_authors_file_and_its_images_are_not_normalised():
+    ours = tipsv2({})
+    state = {f"vision_encoder.{key}": x for key, x in convert(ours.state_dict(), "dinov2").state.items()}
+    report = load_pretrained(ours, {**state, "temperature": torch.ones(())}, prefix="vision_encoder.")
+    assert report.share == 1
+    for size, entry in (("base", "base"), ("large", "large"), ("so400m", "so400m"), ("giant", "giant")):
+        row, theirs = find_model(f"tipsv2_{size}"), timm.get_pretrained_cfg(f"vit_{entry}_patch14_reg1_tipsv2.webli")
+        assert (row.mean, row.std, row.licence.lower()) == (theirs.mean, theirs.std, theirs.license)
+        assert (row.mean, row.std, row.image_size) == ((0.0,) * 3, (1.0,) * 3, theirs.input_size[1])

@@ -216,7 +216,7 @@ def timm_entry(row):
     return re.sub(r"timm://|hf://timm/", "", row.weights).partition(".")[0]
 
 
-FOUNDATION = re.compile("dinov|lingbot|eva02|pe_|siglip")
+FOUNDATION = re.compile("dinov|lingbot|eva02|pe_|siglip|tipsv2")
 ENTRIES = {timm_entry(row): row for row in TABLE.values() if row.weights and FOUNDATION.match(row.model)}
 
 

@@ -1,6 +1,6 @@
 """Absolute position embedding of a feature map, and the extra tokens of a ViT."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,8 +11,9 @@ from vitdense.layers.layout import cached_by_size, resample, without_autocast
 from vitdense.layers.resize import is_resized, resize_grid, wide_dtype
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
-# token larger; bicubically with antialias, as DINOv2 with registers; or bilinearly, as Perception Encoder.
-POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear")
+# token larger; bicubically with antialias, as DINOv2 with registers; bilinearly, as Perception Encoder; or bilinearly
+# with antialias, as TIPSv2.
+POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear", "bilinear_antialias")
 
 
 class AbsolutePosition(nn.Module):
@@ -67,7 +68,12 @@ def _resize_weights(
     Nothing asks for the value of a size, so that one exported program serves all.
     """
     place = torch.arange(length, device=device, dtype=wide)  # [length]
-    weights = {"dinov2": _bicubic_weights, "antialias": _antialias_weights, "bilinear": _bilinear_weights}[rule]
+    weights = {
+        "dinov2": _bicubic_weights,
+        "antialias": partial(_antialias_weights, kernel=partial(_cubic, a=-0.5)),
+        "bilinear": _bilinear_weights,
+        "bilinear_antialias": partial(_antialias_weights, kernel=lambda x: (1 - x.abs()).clamp(min=0)),
+    }[rule]
     return weights(place, old / (place[-1:] + 1 + added), old)
 
 
@@ -86,10 +92,10 @@ def _bicubic_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
     return share.new_zeros(share.shape[0], old).scatter_add(1, taps.long().clamp(0, old - 1), share)  # [n, old]
 
 
-def _antialias_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+def _antialias_weights(place: Tensor, scale: Tensor, old: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
     """As torch with antialias: a wider kernel for a smaller map; what is outside the border does not count."""
     centre = (torch.arange(old, device=place.device) + 0.5 - ((place + 0.5) * scale)[:, None]) / scale.clamp(min=1)
-    share = _cubic(centre, -0.5)  # [n, old]
+    share = kernel(centre)  # [n, old]
     return share / share.sum(1, keepdim=True)
 
 

@@ -118,6 +118,7 @@ _DINOV2 = (
     *(*PATCH, CLASS_TOKEN, _position("pos_embed"), *same("mask_token", "norm.*"), *block_of(_DINOV2_BLOCK)),
     Rule("register_tokens", "tokens.register_tokens"),
     *read_only(*block_of(_DINOV2_BLOCK, "blocks.{c}.{i}.")),  # of training, with block_chunks
+    *read_only(*block_of({"mlp.c_fc.*": "mlp.fc1.*", "mlp.c_proj.*": "mlp.fc2.*"})),  # TIPSv2, saved by transformers
 )
 # The sum of the class token and its position.
 _MERGED = Transform(lambda token: (token, torch.zeros_like(token)), lambda token, position: token + position)
@@ -202,11 +203,14 @@ _TRANSFORMERS_DINOV2 = (
         "encoder.layer.{i}.",
     ),
 )
-# The trunk of RF-DETR.
+# The trunk of RF-DETR; TIPSv2 in memory.
 _TRANSFORMERS_RFDETR = (
     *_DINOV2_OUTSIDE,
     *block_of(
-        {**_DINOV2_PARTS, **_split_qkv("attention.{}_proj", "weight", "bias"), "attention.o_proj.*": "attn.proj.*"},
+        {
+            **{**_DINOV2_PARTS, **_gated("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")},
+            **{**_split_qkv("attention.{}_proj", "weight", "bias"), "attention.o_proj.*": "attn.proj.*"},
+        },
         "encoder.layer.{i}.",
     ),
 )

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from vitdense.errors import OptionError
-from vitdense.families import CLIP, HALF, IMAGENET, SATELLITE, Model, check_heads, check_positive
+from vitdense.families import CLIP, HALF, IMAGENET, SATELLITE, UNIT, Model, check_heads, check_positive
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,13 @@ _DINOV2 = {
     "base": _dinov2(768, 12, 12),
     "large": _dinov2(1024, 24, 16, taps=(4, 11, 17, 23)),
     "giant": _dinov2(1536, 40, 24, ffn="swiglu", ffn_dims=4096),
+}
+# TIPSv2 (arXiv 2604.12012), sizes as in timm and transformers: the trunk of DINOv2 with one register.
+_TIPSV2 = {
+    "base": _dinov2(768, 12, 12),
+    "large": _dinov2(1024, 24, 16),
+    "so400m": _dinov2(1152, 27, 16, ffn_dims=4304),
+    "giant": _DINOV2["giant"],
 }
 # DINOv3 (Simeoni et al.) Tables 2 and 3. The authors tap 24 blocks not at the ends of quarters.
 _dinov3 = partial(
@@ -88,6 +95,10 @@ VIT = {
     "deit3_huge": _deit3(1280, 32, 16, patch_size=14),
     **{f"dinov2_{size}": row for size, row in _DINOV2.items()},
     **{f"dinov2_{size}_reg": replace(row, registers=4, position_rule="antialias") for size, row in _DINOV2.items()},
+    **{
+        f"tipsv2_{size}": replace(row, registers=1, position_rule="bilinear_antialias", layer_scale=1.0)
+        for size, row in _TIPSV2.items()
+    },
     **{f"dinov3_{size}": row for size, row in _DINOV3.items()},
     "lingbot_giant": _dinov3(1536, 40, 24, qkv_bias="none", ffn="swiglu", ffn_dims=4096),  # LingBot-Vision
     "pe_spatial_tiny": _pe(192, 12, 3),
@@ -195,6 +206,10 @@ def _foundation() -> list[Model]:
         weights = f"hf://timm/{file}/model.safetensors" if size == "base" else f"timm://{file}"
         name = f"{model}{f'_{image}' * (image != 512)}.webli"
         rows.append(Model(name, model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))
+    for size in ("base", "large", "so400m", "giant"):  # of images that are not normalised
+        model, options = f"tipsv2_{size}", {"pretrain_img_size": 448, "out_norm": "shared"}
+        weights = f"timm://vit_{size}_patch14_reg1_tipsv2.webli"
+        rows.append(Model(f"{model}.webli", model, "ViT", model, weights, "Apache-2.0", 448, options, *UNIT))
     for size, image, data in (
         *((size, 224, "mim_in22k") for size in ("tiny", "small", "base", "large")),
         *((size, 336, "mim_in22k_ft_in1k") for size in ("tiny", "small")),
