@@ -395,6 +395,14 @@ def _timm_resnet(spec: PeerSpec) -> nn.Module:
     return ResNet(kind, spec.arch.depths, num_classes=10, drop_path_rate=spec.drop_path_rate)
 
 
+def _timm_convnext(spec: PeerSpec) -> nn.Module:
+    from timm.models.convnext import ConvNeXt
+
+    dims = [spec.arch.embed_dims * 2**i for i in range(4)]
+    scale = {"use_grn": True, "ls_init_value": None} if spec.arch.grn else {}
+    return ConvNeXt(depths=spec.arch.depths, dims=dims, num_classes=10, drop_path_rate=spec.drop_path_rate, **scale)
+
+
 def _mm_resnet(spec: PeerSpec, package: str) -> nn.Module:
     (depth,) = (name.removeprefix("resnet") for name, arch in RESNET.items() if arch == spec.arch)
     return import_module(f"{package}.models.backbones").ResNet(int(depth), out_indices=(0, 1, 2, 3))
@@ -512,6 +520,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         "timm": Peer("timm", _timm_resnet, _timm_resnet_maps, _timm_resnet_maps),
         "torchvision": Peer("torchvision", _torchvision_resnet, _torchvision_resnet_maps, _torchvision_resnet_maps),
     },
+    "convnext": {"timm": Peer("timm", _timm_convnext, _timm_maps, _timm_maps)},
     "nat": {},  # the authors' code needs an extension that is compiled
 }
 # Our arguments for the same model.

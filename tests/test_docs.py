@@ -298,7 +298,9 @@ def test_every_family_and_size_of_the_model_table_is_in_the_zoo():
     table = rows("docs/model-zoo.md", "Families")
     assert {cells[2] for cells in table} == {f"`vitdense.{row.family}`" for row in MODELS.values()}
     for row in MODELS.values():
-        (size,) = re.findall(r"mini|tiny|small|medium|base|large|huge|giant|7b|so400m|x*[sm]\d\d|\d+$", row.model)[:1]
+        (size,) = re.findall(
+            r"mini|atto|femto|pico|nano|tiny|small|medium|base|large|huge|giant|7b|so400m|x*[sm]\d\d|\d+$", row.model
+        )[:1]
         assert any(size in cells[1] for cells in table if cells[2] == f"`vitdense.{row.family}`"), row.name
 
 

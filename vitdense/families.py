@@ -49,6 +49,8 @@ TRAINED_ON = {  # by the end of the names of weights
     "distilled_in1k": "ImageNet-1k, distilled",
     "dino": "ImageNet-1k without labels, DINO",
     "mae": "ImageNet-1k without labels, MAE",
+    "fcmae": "ImageNet-1k without labels, FCMAE",
+    "fcmae_ft_in1k": "ImageNet-1k, first without labels, FCMAE",
     "lvd142m": "LVD-142M without labels, DINOv2",
     "lvd1689m": "LVD-1689M without labels, DINOv3",
     "sat493m": "SAT-493M, satellite images, without labels, DINOv3",

@@ -28,6 +28,14 @@ def with_random_batch_norms(model):
     return model
 
 
+def with_random_scales(model):
+    """At their initial 1e-6 and zero, LayerScale hides every block of a ConvNeXt, and GRN is the identity."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(".gamma") or ".grn." in name:
+            nn.init.normal_(parameter, 0.5, 0.2)
+    return model
+
+
 @dataclass(frozen=True)
 class Row:
     """A small backbone, and what its family promises. Called with options, it makes one.
@@ -63,7 +71,7 @@ FEW = {"depths": (1, 1, 2, 1), "depth": 2, "global_indices": (1,)}
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
-RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
+RESNET = CONVNEXT = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
 MODELS = {
     "swin": Row(vitdense.Swin, NANO),
     "swin, window 4x6, absolute position": Row(
@@ -177,6 +185,10 @@ MODELS = {
         {"num_windows": 4, "pretrain_img_size": 64, "out_norm": "none", "global_indices": (2,)},
         eps=1e-6,
         multiple=4,
+    ),
+    "convnext": Row(vitdense.ConvNeXt, CONVNEXT, eps=1e-6, prepare=with_random_scales, parts=("mlp",)),
+    "convnext v2": Row(
+        vitdense.ConvNeXt, {**CONVNEXT, "grn": True}, eps=1e-6, prepare=with_random_scales, parts=("mlp",)
     ),
     "resnet": Row(vitdense.ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
 }

@@ -9,6 +9,7 @@ FAMILIES = {
     "ViTAdapter": "vit_adapter",
     "NAT": "nat",
     "ResNet": "resnet",
+    "ConvNeXt": "convnext",
     "TimmTrunk": "foreign",
     "TransformersTrunk": "foreign",
 }
