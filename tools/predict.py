@@ -60,8 +60,8 @@ def main() -> None:
     if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
     with exit_on_user_error():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
         start_processes()
         inference = Inference.of(args)
         inference.tune_cpu()
