@@ -365,7 +365,7 @@ def test_more_inputs_than_there_are_views_are_refused(tmp_path):
     cache = FeatureCache(MapStore(tmp_path, "trunk", "float32"), spec, expected=2)
     for x in (images[:2], images[[1, 0, 0]]):
         found, wanted = cache.maps(x, True, trunk), trunk(x)
-        assert found[0].equal(wanted[0])
+        torch.testing.assert_close(found[0], wanted[0])  # computed in other batches
         assert found[0].stride() == wanted[0].stride()
     cache.maps(images[3:], False, trunk)  # a validation has as many as it has
     assert (cache.computed, cache.read) == (3, 3)
