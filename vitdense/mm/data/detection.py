@@ -185,8 +185,9 @@ class Kept:
 
     def _map(self, file: Path, of: str) -> bool:
         """Take rows that are kept. Those of another user are not: mmengine unpickles them."""
+        is_own = file.exists() and (not hasattr(os, "getuid") or file.stat().st_uid == os.getuid())  # Windows has none
         try:
-            found = read_tensors(file, of) if file.exists() and file.stat().st_uid == os.getuid() else None
+            found = read_tensors(file, of) if is_own else None
         except ConfigError as error:
             print_log(f"{error}; the annotations are read again", "current")
             found = None
