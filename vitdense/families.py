@@ -183,10 +183,11 @@ def row_of(checkpoint: str | Path) -> Model | None:
     address = re.sub(r"^hf://timm/([^/@]+).*", r"timm://\1", address)
     rows = _tables()["MODELS"].values()
     row = next((row for row in rows if row.weights == address), None) or find_model(address)
-    found = re.search(r"dinov3[-_]vit(s|b|l|h|7b)16(plus)?[-_]pretrain[-_](lvd1689m|sat493m)", address)
+    found = re.search(r"dinov3[-_](?:convnext[-_](\w+?)|vit(s|b|l|h|7b)16(plus)?)[-_]pretrain[-_](\w+?m)\b", address)
     if row is None and found:
-        size, plus, data = found.groups()
-        size = {"s": "small", "b": "base", "l": "large", "h": "huge"}.get(size, size) + ("_plus" if plus else "")
+        of_convnext, size, plus, data = found.groups()
+        size = {"s": "small", "b": "base", "l": "large", "h": "huge"}.get(size, size)
+        size = f"convnext_{of_convnext}" if of_convnext else size + ("_plus" if plus else "")
         row = find_model(f"dinov3_{size}.fb_{data}")
     return row
 

@@ -735,9 +735,10 @@ def test_files_behind_a_gate_are_known_by_the_authors_names(name):
     row = MODELS[name]
     size, data = row.model.removeprefix("dinov3_"), name.partition("fb_")[2]
     letters = {"small_plus": "s16plus", "huge_plus": "h16plus", "7b": "7b16"}.get(size, f"{size[0]}16")
+    trunk = size if size.startswith("convnext") else f"vit{letters}"
     for address in (
-        f"hf://facebook/dinov3-vit{letters}-pretrain-{data}/a.pth",
-        f"x/dinov3_vit{letters}_pretrain_{data}-0",
+        f"hf://facebook/dinov3-{trunk.replace('_', '-')}-pretrain-{data}/a.pth",
+        f"x/dinov3_{trunk}_pretrain_{data}-0",
     ):
         assert row_of(address) is row
     assert row_of(read_module.timm_address(row.weights.removeprefix("timm://"))) is row
@@ -746,7 +747,7 @@ def test_files_behind_a_gate_are_known_by_the_authors_names(name):
         "small": "lingbot_small",
         "base": "lingbot_base",
         "large": "lingbot_large",
-    }.get(size)
+    }.get(size, size if size.startswith("convnext") else None)
 
 
 def test_weights_of_the_model_table_exist_in_timm_or_torchvision():

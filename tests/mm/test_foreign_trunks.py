@@ -21,9 +21,9 @@ pytest.importorskip("mmseg")
     [
         (
             "mmdet::retinanet/retinanet_r18_fpn_1x_coco.py",
-            "timm://convnextv2_atto.fcmae_ft_in1k",
+            "timm://pvt_v2_b0.in1k",
             [123.675, 116.28, 103.53],
-            {"neck": {"in_channels": [40, 80, 160, 320]}},
+            {"neck": {"in_channels": [32, 64, 160, 256]}},
         ),
         (
             "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py",

@@ -15,7 +15,8 @@ EPOCHS = {"coco": 7391, "ade20k": 1263}
 def test_settings_of_the_authors(name):
     cfg = load_config(name)
     is_eomt, on_coco, is_dinov3 = name.startswith("eomt"), "coco" in name, "dinov3" in name
-    epochs = 24 if "dinov2_s" in name or "dinov2_b" in name else 12 if on_coco else 16 if is_dinov3 else 31
+    short = 12 if on_coco else 16 if is_dinov3 or not is_eomt else 31
+    epochs = 24 if "dinov2_s" in name or "dinov2_b" in name else short
     assert cfg.train_cfg.max_iters == epochs * EPOCHS["coco" if on_coco else "ade20k"]
     assert cfg.train_dataloader.batch_size * 4 == cfg.auto_scale_lr.base_batch_size == 16
     assert cfg.optim_wrapper.optimizer.lr == (1e-4 if is_eomt and not is_dinov3 else 2e-4)

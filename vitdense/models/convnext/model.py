@@ -37,7 +37,8 @@ class GrnMlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, C]`` to the same."""
         x = F.gelu(self.fc1(x))  # [B, H, W, 4*C]
-        size = x.float().norm(dim=(1, 2), keepdim=True)  # [B, 1, 1, 4*C]: squares of a map overflow half precision
+        accurate = torch.promote_types(x.dtype, torch.float32)  # squares of a map overflow half precision
+        size = x.to(accurate).norm(dim=(1, 2), keepdim=True)  # [B, 1, 1, 4*C]
         share = (size / (size.mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
         weight, bias = (self.grn[name].to(x.dtype) for name in ("weight", "bias"))
         return self.fc2(x + torch.addcmul(bias, weight, x * share))

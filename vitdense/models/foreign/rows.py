@@ -50,7 +50,7 @@ def _transformers_row(name: str, arch: str) -> Model:
             for file in ("preprocessor_config.json", "README.md")
         ]
     steps, page = (file and Path(file) for file in files)
-    steps = json.loads(steps.read_text(encoding="utf-8")) if steps else {}
+    steps = json.loads(steps.read_bytes()) if steps else {}
     mean, std = (steps.get(key) for key in ("image_mean", "image_std"))
     if steps.get("do_normalize") is False:
         mean, std = UNIT
