@@ -39,7 +39,7 @@ METHODS = {  # in the names of configs: name, marker
 }
 FAMILIES = {
     **{"swin": "Swin", "mvitv2": "MViTv2", "nat": "NAT", "deit": "DeiT", "adapter_deit": "DeiT, ViT-Adapter"},
-    **{"vit": "ViT", "eva02": "EVA-02", "dinov2": "DINOv2"},
+    **{"vit": "ViT", "eva02": "EVA-02", "dinov2": "DINOv2", "convnext": "ConvNeXt"},
 }
 OWN = {"rfdetr": "dinov2", "lwdetr": "vit"}  # family of a method whose configs do not name one
 COUNTED = (  # names of `benchmark.build`
