@@ -237,7 +237,7 @@ OPTIONS = [
         "all": (), "frozen": ["model.backbone.frozen_stages=all"], "lora": ["model.backbone.finetune=lora"],
         "attention": ["model.backbone.finetune=attention"],
     }, finetune),
-    Option("cache", "train", switch("--cache-features", "maps"), cache),
+    Option("cache", "train", switch("--cache-features", "maps", "--views", "1"), cache),
     Option("optimizer", "train", {"recipe": (), "sgd": [{"optim_wrapper.optimizer": SGD}]}, lambda row, v: (
         type(row.probe.runner.optim_wrapper.optimizer).__name__,
         "SGD" if "sgd" in (v, row.recipe.optimizer) else "AdamW")),
