@@ -1,7 +1,7 @@
 """Whole trainings of nano recipes end where they always have: ``make test-bands``, an hour on two cores.
 
 The bands are wide because a training of some ten minutes is chaotic: the same seed with other roundings ended between
-0.29 and 0.39 box AP (six runs of Cascade Mask R-CNN). They show that a recipe learns, not that it learns as well as
+0.28 and 0.39 box AP (seven runs of Cascade Mask R-CNN). They show that a recipe learns, not that it learns as well as
 before.
 """
 
