@@ -55,7 +55,8 @@ EXAMPLES = 1000
 test-faults: $(READY)  ## damaged annotations, checkpoints and odd options, EXAMPLES=1000 of each
 	EXAMPLES=$(EXAMPLES) $(PYTEST) -m slow tests/faults
 
-test-gpus: $(READY)  ## what two GPUs prove: the tools over NCCL, SyncBN, half precision, shards
+test-gpus: $(READY)  ## what a GPU proves: all backbones, the nano recipes; and two: NCCL, SyncBN, shards
+	$(PYTEST) -m 'not docs' tests/models/test_on_gpu.py tests/mm/test_recipes_on_gpu.py
 	$(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py
 
 test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about four minutes

@@ -55,7 +55,7 @@ def prepare_training(
         shard: Keep parameters, gradients and optimizer states in parts over the processes; see `train.shard`.
         overwrite: See `train`; None: for a training that does not write into the work folder.
         caching: ``cache_features``, a folder for the maps of a frozen trunk; ``views`` of an image, how many
-            augmentations there are, default 1; ``cache_dtype``, float16 or float32. See `train.features`.
+            augmentations there are, default 4; ``cache_dtype``, float16 or float32. See `train.features`.
 
     Returns:
         The config for the work folder: what starts the training anew, also where this one resumes.

@@ -1,0 +1,64 @@
+"""The nano recipes on a GPU: the first loss of a CPU, half precision, commands. ``make test-gpus``."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import RECIPES
+
+import vitdense
+from vitdense.__main__ import main
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+from mmengine.runner import Runner
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+NANO = sorted(path.stem for path in RECIPES if path.stem.endswith("_nano_shapes"))
+# Which boxes of random weights come first, or are sampled, is decided by their last digits.
+FIRST_LOSS = dict.fromkeys(NANO, 1e-3)
+
+
+def first_loss(cfg, device):
+    """The loss of the first batch of a recipe in evaluation mode, which draws nothing."""
+    torch.manual_seed(0)
+    model = build_model(cfg).to(device)
+    model.eval()
+    data = next(iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)))
+    data = model.data_preprocessor(data, training=True)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        losses = model.loss(data["inputs"], data["data_samples"])
+    return float(model.parse_losses(losses)[0])
+
+
+@pytest.mark.parametrize("recipe", NANO)
+def test_the_first_loss_is_that_of_a_cpu(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    cfg = load_config(recipe, {"data_root": f"{tmp_path}/shapes/"}, str(tmp_path / "work"))
+    cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.dataset.draw = dict(num_train=16, num_val=1)
+    assert first_loss(cfg, "cuda") == pytest.approx(first_loss(cfg, "cpu"), rel=FIRST_LOSS[recipe])
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("recipe", NANO)
+def test_trains_predicts_and_exports_in_half_precision(recipe, precision, tmp_path, capsys):
+    work = tmp_path / "work"
+    draw = [f"{split}_dataloader.dataset.draw={{'num_train':32,'num_val':4}}" for split in ("train", "val", "test")]
+    options = [f"data_root={tmp_path}/shapes/", "train_dataloader.num_workers=0", *draw]
+    command = ["train", recipe, "--work-dir", str(work), "--amp", precision, "--iters", "6", "--cfg-options", *options]
+    assert main(command) == 0, capsys.readouterr()
+    (log,) = work.glob("*/vis_data/scalars.json")
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses and all(map(math.isfinite, losses))
+    assert any(row.get("memory", 0) > 0 for row in rows)  # MB of a GPU
+    photo = next(path for path in (tmp_path / "shapes").rglob("*.*") if path.suffix in (".png", ".jpg"))
+    for device in ("cuda", "cpu"):
+        vitdense.load(str(work), device=device)(str(photo))
+    if precision == "float16":
+        assert main(["test", str(work), "--cfg-options", *options[1:]]) == 0, capsys.readouterr()
