@@ -55,7 +55,8 @@ def test_trains_predicts_and_exports_in_half_precision(recipe, precision, tmp_pa
     (log,) = work.glob("*/vis_data/scalars.json")
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
-    assert losses and all(map(math.isfinite, losses))
+    assert losses
+    assert all(map(math.isfinite, losses))
     assert any(row.get("memory", 0) > 0 for row in rows)  # MB of a GPU
     photo = next(path for path in (tmp_path / "shapes").rglob("*.*") if path.suffix in (".png", ".jpg"))
     for device in ("cuda", "cpu"):
