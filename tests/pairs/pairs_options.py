@@ -138,7 +138,7 @@ def weights(row, value):
     kept = {key: x for key, x in kept.items() if x.is_floating_point() and (x.ndim > 1 or "backbone" in key)}
     heads = {key for key in kept if any(part in key for part in CLASSIFIES)}
     loaded = {"load_from": {*kept}, "fresh": kept.keys() - heads, "init": {k for k in kept if "backbone." in k}}[value]
-    other = {key for key, x in kept.items() if not row.probe.start[key].equal(x)}
+    other = {key for key, x in kept.items() if not row.probe.start[key].cpu().equal(x)}
     assert not loaded & other, sorted(loaded & other)[:5]
     assert value != "fresh" or heads <= other, sorted(heads - other)[:5]
 
@@ -267,7 +267,8 @@ OPTIONS = [
     Option("persistent", "train", {"on": (), "off": loaders("persistent_workers", False)}, lambda row, v: (
         row.probe.runner.train_dataloader.persistent_workers, v == "on" and row["workers"] != "0")),
     Option("seed", "train", {
-        "0": ["randomness.seed=0"], "7": ["randomness.seed=7", "randomness.deterministic=True"],
+        "0": ["randomness.seed=0"],
+        "7": ["randomness.seed=7", f"randomness.deterministic={not torch.cuda.is_available()}"],
     }, lambda row, v: (row.probe.runner.seed, int(v))),
     Option("interval", "train", {n: [f"default_hooks.checkpoint.interval={n}"] for n in ("1", "2")}, interval),
     Option("keep", "train", {n: [f"default_hooks.checkpoint.max_keep_ckpts={n}"] for n in ("1", "3")}, lambda row, v: (

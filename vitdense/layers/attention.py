@@ -6,14 +6,16 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitdense.layers.function import Function, FunctionCtx
 from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, one_hot, without_autocast, zero
 from vitdense.layers.onednn import multiplies_bfloat16
 
 # Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once,
 # without the memory peak.
 BIAS_ELEMENTS = 2**23
+OF_ALL_SHAPES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 LANES = 32  # numbers in bfloat16 in a vector of AVX-512
 # Logits from which on products are faster than the fused kernel; below, the calls of more kernels cost more.
 SMALLEST_LOGITS = 2**16
@@ -37,7 +39,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     if _by_products(q, k, bias):
         return _attend_by_products(q, k, v, bias, q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is None:
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+        return _fused(q, k, v, None, scale)
     bias = (bias if bias.dtype == torch.bool else bias.to(q.dtype))[..., : k.shape[-2]]  # [..., Nq, Nk]
     if bias.ndim == 3:
         bias = bias[None]  # [1, heads, Nq, Nk]: torch's fused kernel of a CPU takes no other
@@ -47,7 +49,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
         return logits.add_(bias).softmax(-1) @ v  # [B, heads, Nq, dv]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    return _fused(q, k, v, bias, scale)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
+    """torch's fused attention, on a GPU without cuDNN's, which compiles a kernel for every shape: 0.2 s more for the
+    first pass of every size of Swin-T on an H200, 5 s of MViTv2-T.
+    """
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    if is_traced():
+        with sdpa_kernel(OF_ALL_SHAPES):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    # `sdpa_kernel` takes 50 us of the host, this 1.
+    enabled = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled)
 
 
 def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from vitdense.layers.function import Function, FunctionCtx
 from vitdense.layers.layout import is_traced, without_autocast, zero
 
 

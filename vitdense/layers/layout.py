@@ -15,8 +15,8 @@ from functools import partial, wraps
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import Function, FunctionCtx
 
+from vitdense.layers.function import Function, FunctionCtx
 from vitdense.layers.resize import crop
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
@@ -140,11 +140,11 @@ class Windows:
 
     def partition(self, x: Tensor) -> Tensor:
         """Map ``[B, h, w, C]`` to windows ``[B * nH * nW, N, C]``; padding is zero."""
-        return self.cut(x) if is_traced() else _Exchange.apply(x, self.cut, self.join)
+        return _exchange(x, self.cut, self.join)
 
     def unpartition(self, windows: Tensor) -> Tensor:
         """Windows ``[B * nH * nW, N, C]`` to the map ``[B, h, w, C]``; padding is dropped."""
-        return self.join(windows) if is_traced() else _Exchange.apply(windows, self.join, self.cut)
+        return _exchange(windows, self.join, self.cut)
 
     def cut(self, x: Tensor) -> Tensor:
         """`partition`, with the gradients of torch's own operations."""
@@ -188,6 +188,10 @@ class _Exchange(Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Exchange.apply(grad, ctx.back, ctx.there), None, None
+
+
+def _exchange(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    return _Exchange.apply(x, there, back) if x.requires_grad and not is_traced() else there(x)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Attention then depends on differences of positions (Su et al., 2021; for maps: E
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ class RopeSpec:
     per_window: bool = False  # whether the axes are of a window, or of the map
     columns_first: bool = False  # whether the first half of the pairs is for the columns
     turn: float = 1.0  # angle of a period in radians
-    has_buffer: bool = False  # whether the periods are a buffer, which checkpoints may hold
+    is_saved: bool = False  # whether checkpoints may hold the periods
 
 
 # Of the tokens 0 to n - 1 of an axis, from their numbers and n.
@@ -37,11 +37,19 @@ POSITIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "from_1": lambda i, n: i + 1,  # the class token, which is not rotated, is at 0; without one the 1 has no effect
 }
 ROPES = {
-    "dinov3": RopeSpec(100.0, "centred", neighbours=False, turn=2 * math.pi, has_buffer=True),
+    "dinov3": RopeSpec(100.0, "centred", neighbours=False, turn=2 * math.pi, is_saved=True),
     "eva02": RopeSpec(10000.0, "of_16", neighbours=True, per_window=True),
     "pe": RopeSpec(10000.0, "from_1", neighbours=True, columns_first=True),  # Perception Encoder
 }
 AUGMENTATIONS = ("shift", "jitter", "rescale")
+
+
+@dataclass(frozen=True)
+class Periods:
+    """The periods of the angles, as numbers and on the device of the model: a copy from the host would make it wait."""
+
+    values: tuple[float, ...]
+    tensor: Tensor = field(compare=False, repr=False)  # [d/4]
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Rope(FormulaBuffers):
             to rows and to columns; ``jitter`` J scales rows and columns by 1/J to J each, ``rescale`` R both alike.
 
     Attributes:
-        periods: ``[d/4]`` in float32: what checkpoints hold; None for a kind whose checkpoints hold none.
+        periods: ``[d/4]`` in float32, which the checkpoints of some kinds hold.
         values: The same as numbers: a geometric progression from 1 to nearly the base, if no other was loaded.
     """
 
@@ -99,8 +107,8 @@ class Rope(FormulaBuffers):
         self.make_buffers()
 
     def make_buffers(self, device: torch.device | None = None) -> None:
-        periods = torch.tensor(self.values, dtype=torch.float32, device=device) if self.spec.has_buffer else None
-        self.register_buffer("periods", periods)
+        periods = torch.tensor(self.values, dtype=torch.float32, device=device)  # [d/4]
+        self.register_buffer("periods", periods, persistent=self.spec.is_saved)
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
@@ -111,13 +119,13 @@ class Rope(FormulaBuffers):
         """As in torch, but ``half()`` and ``bfloat16()`` do not round the periods."""
         before = self.periods
         super()._apply(fn, recurse)
-        if before is not None and self.periods.dtype != before.dtype:
+        if self.periods.dtype != before.dtype:
             self.periods = before.to(self.periods.device)
         return self
 
     def _load_from_state_dict(self, state: Mapping[str, Tensor], prefix: str, *args: object) -> None:
         super()._load_from_state_dict(state, prefix, *args)
-        if self.periods is not None and prefix + "periods" in state and not self.periods.is_meta:
+        if self.spec.is_saved and prefix + "periods" in state and not self.periods.is_meta:
             self.values = tuple(self.periods.tolist())
 
     def forward(self, x: Tensor, window: tuple[int, int] | None, num_extra: int) -> Rotation:
@@ -129,13 +137,14 @@ class Rope(FormulaBuffers):
         differ = window is not None and not self.spec.per_window
         size = window if window and self.spec.per_window else size
         lengths = tuple(-(-n // side) * side for n, side in zip(size, window)) if differ else size
+        periods = Periods(self.values, self.periods)
         if self.training and self.augment:
             axes = [
-                _turns(self.spec, self.values, n, length, change, x.device, compute_dtype(x))
+                _turns(self.spec, periods, n, length, change, x.device, compute_dtype(x))
                 for n, length, change in zip(size, lengths, self._draw(x.device).unbind(1))
             ]
         else:
-            axes = [_kept_turns(x, self.spec, self.values, *axis, None) for axis in zip(size, lengths)]
+            axes = [_kept_turns(x, self.spec, periods, *axis, None) for axis in zip(size, lengths)]
         rows, columns = axes[0][:, :, None], axes[1][:, None]  # [2, h, 1, parts, d/2/parts], [2, 1, w, ...]
         halves = (columns, rows) if self.spec.columns_first else (rows, columns)
         turns = torch.cat([half.expand(-1, *lengths, -1, -1) for half in halves], dim=-1).flatten(3)  # [2, h, w, d]
@@ -155,7 +164,7 @@ class Rope(FormulaBuffers):
 
 def _turns(
     spec: RopeSpec,
-    periods: tuple[float, ...],
+    periods: Periods,
     size: int,
     length: int,
     change: Tensor | None,
@@ -168,7 +177,7 @@ def _turns(
     at = POSITIONS[spec.position](torch.arange(length, device=device, dtype=torch.float32), size)  # [length]
     if change is not None:
         at = at * change[0] + change[1]
-    angle = at[:, None] * spec.turn / torch.tensor(periods, device=device)  # [length, d/4]
+    angle = at[:, None] * spec.turn / periods.tensor  # [length, d/4]
     cos, sin = angle.cos(), angle.sin()
     dim = 2 if spec.neighbours else 1
     turns = torch.stack([torch.stack(pair, dim) for pair in ((cos, cos), (-sin, sin))]).to(dtype)
@@ -181,4 +190,4 @@ _kept_turns = cached_by_size(_turns)
 @cached_by_size
 def _no_turn(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Cosine and sine of 0, ``[2, 1, 1, 1]``."""
-    return torch.tensor([1.0, 0.0], device=device, dtype=dtype).view(2, 1, 1, 1)
+    return 1 - torch.arange(2, device=device, dtype=dtype).view(2, 1, 1, 1)

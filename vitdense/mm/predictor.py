@@ -245,8 +245,8 @@ class Predictor:
                 return Result(**shown)
         from vitdense.mm.heads.rle_masks import fields_of  # here, for segmentors do without mmdet
 
-        found = sample.pred_instances
-        found = found[found.scores >= torch.as_tensor(least(threshold, found.labels.cpu().numpy())).to(found.scores)]
+        found = sample.pred_instances.cpu()  # masks of some heads are on it already
+        found = found[found.scores >= torch.as_tensor(least(threshold, found.labels.numpy())).to(found.scores)]
         result = Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
         if self.operating_point:
             result.probabilities = self.operating_point.probabilities(result.scores, result.labels)

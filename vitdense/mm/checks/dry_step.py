@@ -45,6 +45,7 @@ from vitdense.mm.memory import available_memory
 SIDE = 256  # of images on a CPU, where those of a recipe would take minutes
 IMAGES = 2  # of a step, if the batch has as many: norms may need them
 WRITES = ("format_only", "outfile_prefix", "out_file_path", "output_dir")  # options of metrics that write files
+NOT_DETERMINISTIC = "does not have a deterministic implementation"  # torch's, of an operation on a GPU
 BYTES = 12  # of a parameter: its value and gradient, and about as much for what the layers keep
 
 
@@ -200,6 +201,8 @@ def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
             where = named.get(id(trace.tb_frame.f_locals.get("self")), where)
             trace = trace.tb_next
         reason = " ".join(str(error).split())[:300]
+        if NOT_DETERMINISTIC in reason:
+            reason = f"{reason.split(',')[0]}: set randomness.deterministic=False, or train on a CPU"
         raise ConfigError(f"dry step: {where}: {type(error).__name__}: {reason}") from error
 
 
