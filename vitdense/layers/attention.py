@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import Function, FunctionCtx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitdense.layers.function import Function, FunctionCtx
-from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, one_hot, without_autocast, zero
+from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, knows_python, one_hot, without_autocast, zero
 from vitdense.layers.onednn import multiplies_bfloat16
 
 # Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once,
@@ -178,7 +178,7 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     wider.
     """
     # What is a view, such as the result of a low-rank update, cannot be changed in place together with a second result.
-    if not is_traced() and not qkv._is_view():
+    if knows_python() and not qkv._is_view():
         return _UnitLength.apply(qkv, scale)[0]
     qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
     return _with_values((qk * _unit_factor(qk, scale)).to(qkv.dtype), qkv)  # [n, 3*heads*d]
@@ -209,18 +209,14 @@ class _UnitLength(Function):
     """
 
     @staticmethod
-    def forward(qkv: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: FunctionCtx, qkv: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
         factor = _unit_factor(qk, scale)  # [n, 2, heads, 1]
         qk.mul_(factor)
-        return qkv, factor
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-        qkv, factor = output
         ctx.mark_dirty(qkv)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(qkv, inputs[1], factor)
+        ctx.save_for_backward(qkv, scale, factor)
+        return qkv, factor
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor, grad_factor: Tensor | None) -> tuple[Tensor, Tensor]:

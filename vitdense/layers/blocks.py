@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.layers.function import Function, FunctionCtx
-from vitdense.layers.layout import is_traced, without_autocast, zero
+from vitdense.layers.layout import knows_python, without_autocast, zero
 
 
 def init_transformer(module: nn.Module) -> None:
@@ -91,13 +91,10 @@ class _Gelu(Function):
     """GELU whose node gives its input to others: `hidden` unpacks it once, as activation checkpointing demands."""
 
     @staticmethod
-    def forward(x: Tensor, approximate: str) -> Tensor:
-        return F.gelu(x, approximate=approximate)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, str], output: Tensor) -> None:
-        x, ctx.approximate = inputs
+    def forward(ctx: FunctionCtx, x: Tensor, approximate: str) -> Tensor:
+        ctx.approximate = approximate
         ctx.save_for_backward(x)
+        return F.gelu(x, approximate=approximate)
 
     @staticmethod
     def hidden(ctx: FunctionCtx) -> Tensor:
@@ -132,10 +129,9 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., dim]`` to ``[..., out_dim]``."""
         x = self.fc1(x)  # [..., hidden_dim]
-        # A compiler decides by itself what to compute again; `torch.func` has no hooks of what is saved.
-        on_its_own = is_traced() or torch._C._are_functorch_transforms_active()
-        recomputes = not on_its_own and (x.device.type != "cpu" or RECOMPUTES_ON_CPU)
-        if not (recomputes and torch.is_grad_enabled() and x.requires_grad):
+        # A compiler decides by itself what to compute again.
+        recomputes = x.device.type != "cpu" or RECOMPUTES_ON_CPU
+        if not (recomputes and torch.is_grad_enabled() and x.requires_grad and knows_python()):
             return self.fc2(F.gelu(x, approximate=self.approximate))  # [..., out_dim]
         active = _Gelu.apply(x, self.approximate)  # [..., hidden_dim]
         storage, node = active.untyped_storage()._cdata, active.grad_fn

@@ -15,8 +15,8 @@ from functools import partial, wraps
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import Function, FunctionCtx
 
-from vitdense.layers.function import Function, FunctionCtx
 from vitdense.layers.resize import crop
 
 MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
@@ -53,6 +53,15 @@ def is_traced() -> bool:
     They know no gradients written in Python, and what belongs to one record must not be kept for another.
     """
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def knows_python() -> bool:
+    """Whether gradients may be written in Python: what is traced, and `torch.func`, know torch's own operations.
+
+    So a `Function` here has no ``setup_context``, for which torch would bind the arguments of every call: 1 ms of the
+    host in a training step of Swin-T.
+    """
+    return not is_traced() and not torch._C._are_functorch_transforms_active()
 
 
 def copied(x: Tensor) -> Tensor:
@@ -178,12 +187,11 @@ class _Exchange(Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(
+        ctx: FunctionCtx, x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.there, ctx.back = there, back
         return there(x)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple, output: Tensor) -> None:
-        _, ctx.there, ctx.back = inputs
 
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -191,7 +199,7 @@ class _Exchange(Function):
 
 
 def _exchange(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    return _Exchange.apply(x, there, back) if x.requires_grad and not is_traced() else there(x)
+    return _Exchange.apply(x, there, back) if x.requires_grad and knows_python() else there(x)
 
 
 @dataclass(frozen=True)
