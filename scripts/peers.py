@@ -403,6 +403,22 @@ def _timm_convnext(spec: PeerSpec) -> nn.Module:
     return ConvNeXt(depths=spec.arch.depths, dims=dims, num_classes=10, drop_path_rate=spec.drop_path_rate, **scale)
 
 
+def _timm_hiera(spec: PeerSpec) -> nn.Module:
+    from timm.models.hieradet_sam2 import HieraDet
+
+    arch = spec.arch
+    return HieraDet(
+        embed_dim=arch.embed_dims,
+        num_heads=arch.num_heads,
+        stages=arch.depths,
+        window_spec=arch.window_sizes,
+        global_att_blocks=arch.global_indices,
+        global_pos_size=arch.position_grid,
+        num_classes=10,
+        drop_path_rate=spec.drop_path_rate,
+    )
+
+
 def _mm_resnet(spec: PeerSpec, package: str) -> nn.Module:
     (depth,) = (name.removeprefix("resnet") for name, arch in RESNET.items() if arch == spec.arch)
     return import_module(f"{package}.models.backbones").ResNet(int(depth), out_indices=(0, 1, 2, 3))
@@ -521,6 +537,8 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         "torchvision": Peer("torchvision", _torchvision_resnet, _torchvision_resnet_maps, _torchvision_resnet_maps),
     },
     "convnext": {"timm": Peer("timm", _timm_convnext, _timm_maps, _timm_maps)},
+    # Of images whose sides are multiples of the stride times the first window.
+    "hiera": {"timm": Peer("timm", _timm_hiera, _timm_maps, _timm_maps)},
     "nat": {},  # the authors' code needs an extension that is compiled
 }
 # Our arguments for the same model.

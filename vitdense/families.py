@@ -55,6 +55,8 @@ TRAINED_ON = {  # by the end of the names of weights
     "lvd1689m": "LVD-1689M without labels, DINOv3",
     "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
     "robbyant": "LingBot-Vision",
+    **dict.fromkeys(("r896", "r1024"), "images and videos with masks, SAM 2"),
+    **dict.fromkeys(("r896_2pt1", "r1024_2pt1"), "images and videos with masks, SAM 2.1"),
     "fb": "Perception Encoder",
     "webli": "WebLI, images and texts",
     "mim_in22k": "ImageNet-22k without labels, EVA-02",

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
-from vitdense import ConvNeXt, MViT, ResNet, Swin, SwinV2, ViT
+from vitdense import ConvNeXt, Hiera, MViT, ResNet, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import load_pretrained
@@ -20,6 +20,7 @@ from vitdense.families import MODELS as TABLE
 from vitdense.hub import create
 from vitdense.inspect.flops import num_params
 from vitdense.models.convnext.sizes import CONVNEXT
+from vitdense.models.hiera.sizes import HIERA
 from vitdense.models.mvit.sizes import MVIT, MViTArch
 from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.swin.sizes import SwinArch
@@ -73,6 +74,7 @@ MODELS = {
         ("convnext", name): (lambda name=name: ConvNeXt(name), PeerSpec(CONVNEXT[name], (96, 160)))
         for name in ("tiny", "v2_atto")
     },
+    ("hiera", "tiny"): (lambda: Hiera("tiny"), PeerSpec(HIERA["tiny"], (128, 160))),
     **{
         ("resnet", name): (lambda name=name: ResNet(name), PeerSpec(RESNET[name], (97, 131)))
         for name in ("resnet18", "resnet50")

@@ -190,6 +190,12 @@ MODELS = {
     "convnext v2": Row(
         vitdense.ConvNeXt, {**CONVNEXT, "grn": True}, eps=1e-6, prepare=with_random_scales, parts=("mlp",)
     ),
+    # Its first global block also pools.
+    "hiera": Row(
+        vitdense.Hiera,
+        {**MVIT, "window_sizes": (4, 2, 4, 3), "global_indices": (1, 4), "position_grid": (3, 5)},
+        eps=1e-6,
+    ),
     "resnet": Row(vitdense.ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
 }
 
@@ -229,6 +235,14 @@ PRECISION = {
     "swin, mmdet": Precision(vitdense.Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
     "swin_v2": Precision(vitdense.SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
     "mvit": Precision(vitdense.MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
+    "hiera": Precision(
+        vitdense.Hiera,
+        {
+            **{"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1},
+            **{"window_sizes": (4, 2, 4, 2), "global_indices": (7, 11), "position_grid": (3, 5)},
+        },
+        shape=(64, 64),
+    ),
     "vit": Precision(vitdense.ViT, DEEP, GRID),
     "vit, distilled": Precision(vitdense.ViT, {**DEEP, "distilled": True}, GRID),
     "vit, DeiT III": Precision(vitdense.ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),

@@ -249,11 +249,23 @@ class RolledWindows(Windows):
         return super().crop(x)  # [B, h, w, C]
 
 
-def window_layout(x: Tensor, window: tuple[int, int], shift: tuple[int, int] = (0, 0)) -> Windows:
-    """The windows of (h, w) tokens of a map ``[B, h, w, C]``, shifted cyclically by (h, w) tokens. Their mask has the
-    dtype in which attention computes for the map.
+class WholeMap(Windows):
+    """One window: the map itself, which is never padded."""
+
+    def partition(self, x: Tensor) -> Tensor:
+        return x.flatten(1, 2)  # [B, h*w, C]
+
+    def unpartition(self, windows: Tensor) -> Tensor:
+        return windows.unflatten(1, self.size)  # [B, h, w, C]
+
+
+def window_layout(x: Tensor, window: tuple[int, int] | None, shift: tuple[int, int] = (0, 0)) -> Windows:
+    """The windows of (h, w) tokens of a map ``[B, h, w, C]``, shifted cyclically by (h, w) tokens; without a window the
+    whole map. Their mask has the dtype in which attention computes for the map.
     """
     batch, h, w, _ = x.shape
+    if window is None:
+        return WholeMap((h, w), (h, w))
     if not any(shift):
         return Windows((h, w), window)
     if torch.compiler.is_compiling():

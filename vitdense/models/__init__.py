@@ -10,6 +10,7 @@ FAMILIES = {
     "NAT": "nat",
     "ResNet": "resnet",
     "ConvNeXt": "convnext",
+    "Hiera": "hiera",
     "TimmTrunk": "foreign",
     "TransformersTrunk": "foreign",
 }

@@ -108,7 +108,7 @@ class PooledAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, C]`` to ``[B, ceil(H / q_stride), ceil(W / q_stride), dim_attn]``."""
         q, k, v = self.pool(*self.qkv(x).chunk(3, dim=-1))  # [B, h, w, C'] each
-        y = self.attend_windows(q, k, v) if self.spec.window else self.attend_map(q, k, v)  # [B, h, w, C']
+        y = self.attend_windows(q, k, v)  # [B, h, w, C']
         return self.proj(y + q if self.residual else y)  # [B, h, w, C']
 
     def pool(self, *maps: Tensor) -> list[Tensor]:
@@ -132,20 +132,16 @@ class PooledAttention(nn.Module):
             out.append(getattr(self, f"norm_{name}")(x).flatten(-2))  # [B, h, w, C']
         return out
 
-    def attend_map(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Every query to every key: maps ``[B, h, w, C']`` and twice ``[B, h', w', C']`` to ``[B, h, w, C']``."""
-        k_v = (x.flatten(1, 2) for x in (k, v))  # [B, N', C'] each
-        return self.attend(q.flatten(1, 2), *k_v, q.shape[1:3], k.shape[1:3]).unflatten(1, q.shape[1:3])
-
     def attend_windows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `attend_map`, inside windows, which are cut only here: pooling sees across their borders."""
-        spec = self.spec
-        of_q, of_kv = (tuple(side // s for side in spec.window) for s in (spec.q_stride, spec.kv_stride))
-        windows_q, windows_kv = window_layout(q, of_q), window_layout(k, of_kv)
+        """Maps ``[B, h, w, C']`` and twice ``[B, h', w', C']`` to ``[B, h, w, C']``, inside windows, if there are any.
+        They are cut only here: pooling sees across their borders."""
+        window, strides = self.spec.window, (self.spec.q_stride, self.spec.kv_stride)
+        sides = (window and tuple(side // s for side in window) for s in strides)
+        windows_q, windows_kv = map(window_layout, (q, k), sides)
         # Padding is zero after the norm: a padded key has the logit of its position alone, and a zero value.
         q = windows_q.partition(q)  # [B*nW, N, C']
         k, v = windows_kv.partition(k), windows_kv.partition(v)  # [B*nW, N', C'] each
-        return windows_q.unpartition(self.attend(q, k, v, of_q, of_kv))  # [B, h, w, C']
+        return windows_q.unpartition(self.attend(q, k, v, windows_q.window, windows_kv.window))  # [B, h, w, C']
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, of_q: tuple[int, int], of_kv: tuple[int, int]) -> Tensor:
         """Tokens ``[B, N, C']`` of grids `of_q` and `of_kv`, row-major, to ``[B, N, C']``."""
