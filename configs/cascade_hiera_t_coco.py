@@ -1,4 +1,4 @@
-"""Cascade Mask R-CNN, Hiera-T of SAM 2.1, 3x: no result is published (84.9 M, 737.4 G at 800x1280).
+"""Cascade Mask R-CNN, Hiera-T of SAM 2.1, 3x: no result is published (85.0 M, 786.6 G at 800x1280).
 
 torchrun --nproc-per-node 8 tools/train.py configs/cascade_hiera_t_coco.py --launcher pytorch
 """

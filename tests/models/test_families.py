@@ -30,7 +30,7 @@ PARTS = {  # what a file may lack, by our names
     "nothing": r"(?!)",
     "class token": r"tokens\.cls_\w+$",
     "tokens": r"\btokens\.|class_blocks\.",
-    "positions": r"absolute_pos_embed\.|rope\.|tokens\.\w+_position$",
+    "positions": r"absolute_pos_embed\.(?!window)|rope\.|tokens\.\w+_position$",
     "relative biases": r"\.attn\d?\.bias\.|\.rel_pos_[hw]$",
     "LayerScale": r"gamma_\d",
     "output norms": r"^norm\d+\.",

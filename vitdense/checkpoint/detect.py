@@ -190,9 +190,11 @@ def detect(
     ]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
+        of_ours = [named for match, named in near if match.family in families and all("(missing)" in x for x in named)]
+        lacks = f"; as one of {' or '.join(families)} it lacks {', '.join(of_ours[0])}" if of_ours else ""
         raise CheckpointMismatchError(
             f"expected a checkpoint of the {' or '.join(families)} family, got one of {nearest.family} "
-            f"({nearest.scheme.name} names); use the backbone of that family"
+            f"({nearest.scheme.name} names); use the backbone of that family{lacks}"
         )
     raise CheckpointMismatchError(
         f"not a checkpoint of the {' or '.join(families)} family in a known naming scheme; the nearest scheme is "

@@ -4,6 +4,7 @@ Maps of any size: padding of windows is zero after the norm and visible, as in t
 of the window position embedding round up and leave padding out, where that code fails.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -65,7 +66,7 @@ class WindowPosition(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``: the residual stream, under autocast in float32."""
         windows = window_layout(x, self.window.shape[1:3])
-        tiles = windows.crop(self.window.repeat(1, *windows.grid, 1))  # [1, H, W, C]
+        tiles = windows.unpartition(self.window.flatten(1, 2).expand(math.prod(windows.grid), -1, -1))  # [1, H, W, C]
         return resize_grid(self.table, windows.size) + tiles + x  # the order: see `AbsolutePosition`
 
 
