@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+import torch
 
 pytest.importorskip("mmengine")
 from vitdense.mm.errors import ConfigError
@@ -65,6 +66,17 @@ def started(monkeypatch):
         for variable in (*launcher.numbers, *launcher.texts):
             monkeypatch.delenv(variable, raising=False)
     return start
+
+
+@pytest.mark.parametrize("launcher", ["pytorch", "mpi"])
+def test_more_processes_than_gpus_are_refused(started, monkeypatch, launcher):
+    local = next(variable for variable in started(launcher) if variable.endswith("LOCAL_RANK"))
+    monkeypatch.setenv(local, "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert find_launcher(launcher) == launcher
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=rf"{local}: got 1, expected less than the 1 GPUs"):
+        find_launcher(launcher)
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

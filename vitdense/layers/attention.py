@@ -53,21 +53,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
-    """torch's fused attention, on a GPU without cuDNN's, which compiles a kernel for every shape: 0.2 s more for the
-    first pass of every size of Swin-T on an H200, 5 s of MViTv2-T.
+    """torch's fused attention; on a GPU flash attention, or with a bias the memory-efficient one.
+
+    Not cuDNN's, which torch prefers on an H100 or H200: it compiles a kernel for every shape, which takes Swin-T 0.2 s
+    and MViTv2-T 5 s for the first pass of a size; windows with a bias it computes slower. Who has few sizes chooses it
+    by `torch.nn.attention.sdpa_kernel` without flash attention.
     """
-    if not q.is_cuda:
+    flags = torch.backends.cuda
+    if not (q.is_cuda and flags.flash_sdp_enabled() and flags.cudnn_sdp_enabled()):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     if is_traced():
         with sdpa_kernel(OF_ALL_SHAPES):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    # `sdpa_kernel` takes 50 us of the host, this 1.
-    enabled = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    flags.enable_cudnn_sdp(False)  # `sdpa_kernel` would take the host 50 us
     try:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled)
+        flags.enable_cudnn_sdp(True)
 
 
 def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
@@ -291,7 +293,8 @@ def _attend_folded(
     k = torch.cat([k.unflatten(1, keys), *codes, *more], dim=-1).flatten(1, 2)  # [B, h'*w', heads, align(d + h' + w')]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, heads, h*w or h'*w', align(d + h' + w') or d]
     dim = v.shape[-1]
-    if v.device.type == "cpu" and not _by_products(q, k):  # its fused kernel wants values as long as keys
+    # Flash attention, and the fused kernel of a CPU, want values as long as keys.
+    if (v.device.type == "cpu" or v.dtype.itemsize == 2) and not _by_products(q, k):
         v = F.pad(v, (0, k.shape[-1] - dim))  # [B, heads, h'*w', align(d + h' + w')]
     y = attend(q, k, v, scale=scale)  # [B, heads, h*w, d or more]
     return _to_tokens(y[..., :dim])  # [B, h*w, heads*d]

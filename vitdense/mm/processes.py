@@ -59,7 +59,7 @@ def find_launcher(given: str) -> str:
     """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes.
 
     Raises:
-        ConfigError: A variable of the launcher is missing, or two contradict each other.
+        ConfigError: A variable of the launcher is missing, two contradict each other, or there are fewer GPUs.
     """
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
@@ -75,6 +75,13 @@ def find_launcher(given: str) -> str:
     rank, size, *_ = map(_number, launcher.numbers)
     if rank >= size:
         raise ConfigError(f"{launcher.numbers[0]}: got {rank}, expected less than {launcher.numbers[1]}, {size}")
+    gpus = torch.cuda.device_count()
+    for variable in (variable for variable in launcher.numbers if gpus and variable.endswith("LOCAL_RANK")):
+        if (local := _number(variable)) >= gpus:
+            raise ConfigError(
+                f"{variable}: got {local}, expected less than the {gpus} GPUs that this machine has or "
+                f"CUDA_VISIBLE_DEVICES names; start as many processes, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
+            )
     return name
 
 
