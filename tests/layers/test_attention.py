@@ -170,7 +170,7 @@ DECOMPOSED = {
     "odd, aligned channels": ((7, 9), (7, 9), 16),
 }
 every_size = pytest.mark.parametrize("kind", DECOMPOSED)
-FORMS = {"added": (False, 10**6), "folded": (False, 0), "folded, traced": (True, 10**6)}
+FORMS = {"added": (False, 10**6), "added, row by row": (False, 0), "folded, traced": (True, 10**6)}
 
 
 def decomposed_inputs(kind, batch=3, heads=2):
@@ -214,7 +214,7 @@ def test_forms_of_attend_decomposed_are_softmax_attention(kind, form, monkeypatc
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
     with torch.no_grad():
         got = attend_decomposed(*inputs)
-    assert ran == [f"_attend_{form.split(',')[0]}"]
+    assert {*ran} == {f"_attend_{form.split(',')[0]}"}
     torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
@@ -226,10 +226,10 @@ def test_attend_decomposed_with_gradients_is_softmax_attention(kind, ran):
     assert ran == ["_attend_folded" if kind == "many keys" else "_attend_added"]
 
 
-@pytest.mark.parametrize(("images", "calls"), [(1, 3), (2, 2), (3, 1), (9, 1)])
+@pytest.mark.parametrize(("images", "calls"), [(0.5, 6), (1, 3), (2, 2), (3, 1), (9, 1)])
 def test_attend_decomposed_in_parts(images, calls, monkeypatch, ran):
     inputs = decomposed_inputs("keys pooled")
-    monkeypatch.setattr(attention, "BIAS_ELEMENTS", images * 2 * 24 * 6)  # heads, queries and keys of an image
+    monkeypatch.setattr(attention, "BIAS_ELEMENTS", int(images * 2 * 24 * 6))  # heads, queries and keys of an image
     with torch.no_grad():
         got = attend_decomposed(*inputs)
     assert ran == ["_attend_added"] * calls

@@ -253,7 +253,7 @@ def attend_decomposed(
     if torch.compiler.is_compiling():  # no branch on sizes
         folds = True
     elif on_cpu and not torch.is_grad_enabled():
-        folds = heads * h * w * nk > BIAS_ELEMENTS
+        folds = False  # takes up to 1.6 times as long
     else:
         # What either form writes, and the fused kernel reads, more than the other. With gradients, a third more for the
         # sum: the gradient of all pairs is read once for each axis. Measured forms: docs/performance.md.
@@ -264,10 +264,16 @@ def attend_decomposed(
     step = ALIGNMENT // math.gcd(ALIGNMENT, keys[1])  # rows of keys that are a multiple of ALIGNMENT
     along_h, along_w = bias(q, keys, (keys[0] + step - 1) // step * step)
     terms = along_h[..., None], along_w[..., None, :]  # [B, h, w, heads, h'', 1], [B, h, w, heads, 1, w']
-    whole = max(1, BIAS_ELEMENTS // (heads * h * w * nk)) if on_cpu and not torch.is_grad_enabled() else max(b, 1)
-    parts = zip(*(x.split(whole) for x in (q, k, v, *terms)))
-    outs = [_attend_added(*part, scale) for part in parts]
-    return outs[0] if len(outs) == 1 else torch.cat(outs)  # [B, h*w, heads*d]
+    if not on_cpu or torch.is_grad_enabled() or b * heads * h * w * nk <= BIAS_ELEMENTS:
+        return _attend_added(q, k, v, *terms, scale)  # [B, h*w, heads*d]
+    images, rows = (max(1, BIAS_ELEMENTS // (heads * queries * nk)) for queries in (h * w, w))  # at a time
+    out = v.new_empty(b, h, w, heads * v.shape[-1])  # [B, h, w, heads*d]
+    for i in range(0, b, images):
+        for j in range(0, h, rows):
+            some, part = slice(i, i + images), (slice(i, i + images), slice(j, j + rows))
+            y = _attend_added(q[part], k[some], v[some], *(term[part] for term in terms), scale)
+            out[part] = y.unflatten(1, (-1, w))
+    return out.flatten(1, 2)  # [B, h*w, heads*d]
 
 
 def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Tensor, scale: float) -> Tensor:
