@@ -37,6 +37,7 @@ CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+OPEN_SOURCE = ("apache-2.0", "mit", "bsd-3-clause")  # licences, in small letters
 RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
 TRAINED_ON = {  # by the end of the names of weights
     "in1k": "ImageNet-1k",
@@ -55,6 +56,7 @@ TRAINED_ON = {  # by the end of the names of weights
     "lvd1689m": "LVD-1689M without labels, DINOv3",
     "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
     "robbyant": "LingBot-Vision",
+    "c_radio": "features of other foundation models, C-RADIO",
     **dict.fromkeys(("r896", "r1024"), "images and videos with masks, SAM 2"),
     **dict.fromkeys(("r896_2pt1", "r1024_2pt1"), "images and videos with masks, SAM 2.1"),
     "fb": "Perception Encoder",

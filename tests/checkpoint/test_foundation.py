@@ -12,9 +12,10 @@ from torch import nn
 from vitdense import ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole, load_pretrained
+from vitdense.checkpoint.load import LoadReport, fit_whole, load_pretrained
 from vitdense.checkpoint.rename import rename, reverse
 from vitdense.checkpoint.whole_models import DETECTOR
+from vitdense.errors import OptionError
 from vitdense.families import find_model
 from vitdense.models.vit.sizes import VIT
 from vitdense.necks import DeconvPyramid
@@ -462,3 +463,74 @@ def test_tipsv2_is_a_part_of_the_authors_file_and_its_images_are_not_normalised(
         row, theirs = find_model(f"tipsv2_{size}"), timm.get_pretrained_cfg(f"vit_{entry}_patch14_reg1_tipsv2.webli")
         assert (row.mean, row.std, row.licence.lower()) == (theirs.mean, theirs.std, theirs.license)
         assert (row.mean, row.std, row.image_size) == ((0.0,) * 3, (1.0,) * 3, theirs.input_size[1])
+
+
+RADIO = {"embed_dims": 48, "depth": 3, "num_heads": 4}
+
+
+def radio(name, **sizes):
+    """A small C-RADIO of ours."""
+    image = sizes.pop("image", 2048)
+    arch = asdict(VIT[name]) | RADIO | {"ffn_dims": None} | sizes
+    return ViT(arch, pretrain_img_size=image, out_norm="none", out_indices=(0, 1, 2)).eval()
+
+
+def whole_patches_of_16(x):
+    return nn.functional.pad(x, (0, -x.shape[3] % 16, 0, -x.shape[2] % 16))
+
+
+@pytest.mark.parametrize("release", ["base_v3", "so400m_v4", "huge_v4"])
+@torch.no_grad()
+def test_c_radio_of_timm(release):
+    """The table of positions is resized to a square of the longer side, and cropped; by v3 with aligned corners."""
+    size, version = release.split("_")
+    sizes = {"embed_dim": 48, "depth": 3, "num_heads": 4, "mlp_ratio": 4.0}
+    theirs = randomised(timm.create_model(f"naflexvit_{size}_patch16_radio_{version}", **sizes))
+    ours = radio(f"cradio_{version}_{size}")
+    report = load_pretrained(ours, theirs.state_dict())
+    assert (report.scheme, report.share) == ("timm", 1)
+    for shape in (*ODD, (16, 2064)):
+        x = torch.randn(1, 3, *shape)
+        wanted = theirs.forward_intermediates(whole_patches_of_16(x), intermediates_only=True)
+        assert max(map(relative_error, ours(x), wanted)) < 1e-6, shape
+    back = convert(ours.state_dict(), "timm").state
+    assert back.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(x, back[key]) for key, x in theirs.state_dict().items())
+    ours.patch_embed.proj.bias.zero_()  # the authors' model has none
+    back = convert(ours.state_dict(), "radio").state
+    assert {key.split(".")[1] for key in back} == {"model"}
+    assert "radio_model.model.patch_generator.embedder.bias" not in back
+    again = radio(f"cradio_{version}_{size}")
+    others = {"radio_model.input_conditioner.norm_mean": torch.ones(3, 1, 1), "adaptors.0.weight": torch.ones(2, 2)}
+    assert load_pretrained(again, back | others).share == 1
+    assert all(torch.equal(x, again.state_dict()[key]) for key, x in ours.state_dict().items())
+
+
+@torch.no_grad()
+def test_c_radio_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    theirs = randomised(transformers.AutoModel.from_config(transformers.AutoConfig.for_model("radio", **sizes)))
+    theirs.save_pretrained(tmp_path)
+    ours = radio("cradio_v4_huge", layer_scale=1.0)  # transformers gives it one
+    report = load_pretrained(ours, tmp_path / "model.safetensors")
+    assert (report.scheme, report.share) == ("radio", 1)
+    theirs.make_preprocessor_external()
+    for shape in ODD:
+        x = torch.randn(1, 3, *shape)
+        wanted = theirs(whole_patches_of_16(x)).features
+        assert relative_error(ours(x)[-1].flatten(2).transpose(1, 2), wanted) < 1e-6, shape
+
+
+def test_c_radio_needs_the_whole_table_of_positions_and_tells_its_licence(monkeypatch, caplog):
+    ours = radio("cradio_v3_base", image=64)
+    with pytest.raises(CheckpointMismatchError, match="pretrain_img_size"):
+        load_pretrained(ours, convert(radio("cradio_v3_base", image=128).state_dict(), "radio").state)
+    with pytest.raises(OptionError, match="pretrain_img_size"):
+        radio("cradio_v3_base", image=(64, 128))
+    monkeypatch.setattr("vitdense.models.base.load_pretrained", lambda model, *_, **options: LoadReport("", ""))
+    for name in ("tipsv2_base", "cradio_v3_base"):
+        ours.load_weights(name)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "cradio_v3_base.c_radio" in said
+    assert "NVIDIA-Open-Model-License" in said

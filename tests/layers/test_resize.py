@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitdense.layers.position import POSITION_RULES, AbsolutePosition
+from vitdense.layers.position import POSITION_RULES, SQUARE_RULES, AbsolutePosition
 from vitdense.layers.resize import (
     bicubic_weights,
     resize_bias_table,
@@ -159,10 +159,14 @@ def test_float64_is_not_rounded_to_float32():
 def test_position_rules_are_torchs(rule, size):
     """In the dtype of the table: float64 is not rounded. A map of another shape with as many tokens is resized too; the
     grid itself is not. Under autocast tables are resized in float32."""
-    position = AbsolutePosition((4, 6), 5, rule).double()
+    grid = (6, 6) if rule in SQUARE_RULES else (4, 6)
+    position = AbsolutePosition(grid, 5, rule).double()
     table = position.table.detach().permute(0, 3, 1, 2)  # [1, C, h, w]
     options = {"mode": "bilinear" if "bilinear" in rule else "bicubic", "antialias": "antialias" in rule}
-    if rule == "dinov2" and size != (4, 6):
+    if rule in SQUARE_RULES:
+        options["align_corners"] = rule.endswith("_corners")
+        want = F.interpolate(table, size=(max(size),) * 2, **options)[..., : size[0], : size[1]]
+    elif rule == "dinov2" and size != (4, 6):
         scale = [(new + 0.1) / old for new, old in zip(size, (4, 6))]
         want = F.interpolate(table, scale_factor=scale, **options)
     else:

@@ -181,7 +181,10 @@ MODELS = {
     ),
     "vit, 4x4 windows of the image, no class token": Row(
         vitdense.WindowedViT,
-        {**VIT, "class_token": False, "layer_scale": 0.1, "qkv_bias": "no_key"},
+        {
+            **{**VIT, "class_token": False, "layer_scale": 0.1, "qkv_bias": "no_key"},
+            "position_rule": "bilinear_square_corners",
+        },
         {"num_windows": 4, "pretrain_img_size": 64, "out_norm": "none", "global_indices": (2,)},
         eps=1e-6,
         multiple=4,

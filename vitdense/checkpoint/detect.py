@@ -15,9 +15,9 @@ from vitdense.checkpoint.schemes import NAMING
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # may be anywhere in a key
-# Of backbones in whole models: two of detectron2, mm's, SimMIM's, two of models of images and texts, and two of SAM 2.
+# Of backbones in whole models: two of detectron2, mm, SimMIM, two of models of images and texts, SAM 2, C-RADIO.
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
-PREFIXES += ("image_encoder.trunk.", "vision_encoder.backbone.")
+PREFIXES += ("image_encoder.trunk.", "vision_encoder.backbone.", "radio_model.model.")
 LISTED = 20  # keys in a message
 MOST_SHARED = 10**9  # elements of a tensor that may share memory, as an expanded one does
 OMITTED = "omitted_backbones"  # in `meta`: frozen backbones that were not saved, their weights and SHA-256 by name

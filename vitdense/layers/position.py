@@ -7,22 +7,27 @@ import torch
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
 
-from vitdense.layers.layout import cached_by_size, resample, without_autocast
-from vitdense.layers.resize import is_resized, resize_grid, wide_dtype
+from vitdense.errors import OptionError
+from vitdense.layers.layout import cached_by_size, longer, resample, without_autocast
+from vitdense.layers.resize import crop, is_resized, resize_grid, wide_dtype
 
 # How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
-# token larger; bicubically with antialias, as DINOv2 with registers; bilinearly, as Perception Encoder; or bilinearly
-# with antialias, as TIPSv2.
-POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear", "bilinear_antialias")
+# token larger; bicubically with antialias, as DINOv2 with registers; bilinearly, as Perception Encoder; bilinearly with
+# antialias, as TIPSv2; or bilinearly to a square of the longer side, of which a map is the top left, as C-RADIO v4, or
+# with aligned corners, as C-RADIO v3.
+SQUARE_RULES = ("bilinear_square", "bilinear_square_corners")
+POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear", "bilinear_antialias", *SQUARE_RULES)
 
 
 class AbsolutePosition(nn.Module):
     """Learned position embedding of the pretraining grid (h, w) in tokens, resized to the map it is added to by one of
-    `POSITION_RULES`.
+    `POSITION_RULES`. By `SQUARE_RULES` the grid must be square.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int, rule: str = "bicubic") -> None:
         super().__init__()
+        if rule in SQUARE_RULES and grid[0] != grid[1]:
+            raise OptionError(f"pretrain_img_size: got a grid of {grid}, expected a square for position_rule={rule!r}")
         self.rule = rule
         self.table = nn.Parameter(torch.empty(1, *grid, dim))
         trunc_normal_(self.table, std=0.02)
@@ -38,9 +43,11 @@ class AbsolutePosition(nn.Module):
         elif is_resized(self.table.shape[1:3], size):
             wide, grid = wide_dtype(self.table), self.table.shape[1:3]
             added = _added_size(x, grid) if self.rule == "dinov2" else 0.0
-            weights = [_resize_weights(x, *axis, self.rule, added, wide) for axis in zip(size, grid)]
+            whole = (longer(*size),) * 2 if self.rule in SQUARE_RULES else size
+            weights = [_resize_weights(x, *axis, self.rule, added, wide) for axis in zip(whole, grid)]
             with without_autocast(x):
-                table = resample(self.table.to(wide), *weights).to(self.table.dtype)  # [1, H, W, C]
+                table = resample(self.table.to(wide), *weights).to(self.table.dtype)  # [1, H or more, W or more, C]
+            table = crop(table, size, dim=1) if self.rule in SQUARE_RULES else table  # [1, H, W, C]
         else:
             table = self.table
         # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
@@ -73,6 +80,8 @@ def _resize_weights(
         "antialias": partial(_antialias_weights, kernel=partial(_cubic, a=-0.5)),
         "bilinear": _bilinear_weights,
         "bilinear_antialias": partial(_antialias_weights, kernel=lambda x: (1 - x.abs()).clamp(min=0)),
+        "bilinear_square": _bilinear_weights,
+        "bilinear_square_corners": _corner_weights,
     }[rule]
     return weights(place, old / (place[-1:] + 1 + added), old)
 
@@ -101,8 +110,16 @@ def _antialias_weights(place: Tensor, scale: Tensor, old: int, kernel: Callable[
 
 def _bilinear_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
     """As torch without antialias: from two neighbours; the border is repeated."""
-    at = ((place + 0.5) * scale - 0.5).clamp(0, old - 1)  # [n]
-    return (1 - (at[:, None] - torch.arange(old, device=place.device)).abs()).clamp(min=0)  # [n, old]
+    return _linear_weights(((place + 0.5) * scale - 0.5).clamp(0, old - 1), old)  # [n, old]
+
+
+def _corner_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
+    """As torch without antialias, corners aligned."""
+    return _linear_weights(place * ((old - 1) / place[-1:].clamp(min=1)), old)  # [n, old]
+
+
+def _linear_weights(at: Tensor, old: int) -> Tensor:
+    return (1 - (at[:, None] - torch.arange(old, device=at.device)).abs()).clamp(min=0)  # [n, old]
 
 
 def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from vitdense.checkpoint.errors import naming_option
 from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
 from vitdense.errors import OptionError
-from vitdense.families import Model, arguments, is_number, is_whole, row_of
+from vitdense.families import OPEN_SOURCE, Model, arguments, is_number, is_whole, row_of
 from vitdense.layers.blocks import LayerNorm
 from vitdense.layers.lora import ATTENTION, LoRA, add_lora
 from vitdense.module import Module
@@ -424,7 +424,14 @@ class Backbone(Module):
 
     def load_weights(self, checkpoint: str | Path, **options: Any) -> None:
         """Load weights exactly, and say what happened in the log and in `load_report`; see `load_pretrained`."""
-        self.load_report = load_pretrained(self, checkpoint, **options)
-        logger.info("%s: %s", type(self).__name__, self.load_report)
-        self.cfg = row_of(checkpoint)
-        self.is_init = True
+        self.note_loaded(load_pretrained(self, checkpoint, **options), checkpoint)
+
+    def note_loaded(self, report: LoadReport, checkpoint: str | Path) -> None:
+        """Keep and log what loading did; weights that are not under an open-source licence are a warning."""
+        name = type(self).__name__
+        self.load_report, self.cfg, self.is_init = report, row_of(checkpoint), True
+        logger.info("%s: %s", name, report)
+        if self.cfg and self.cfg.licence and self.cfg.licence.lower() not in OPEN_SOURCE:
+            logger.warning(
+                "%s: the weights %s are under %s, not an open-source licence", name, self.cfg.name, self.cfg.licence
+            )

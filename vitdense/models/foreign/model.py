@@ -17,9 +17,8 @@ from vitdense.checkpoint.fit import match_exactly
 from vitdense.checkpoint.load import LoadReport
 from vitdense.checkpoint.read import read, renamed_by_timm
 from vitdense.errors import OptionError
-from vitdense.families import row_of
 from vitdense.layers.blocks import pad_to_multiple
-from vitdense.models.base import Backbone, check_image, logger
+from vitdense.models.base import Backbone, check_image
 from vitdense.models.foreign.measure import Facts, measure, parts
 from vitdense.models.foreign.rows import foreign_row, hub_errors
 from vitdense.models.vit.model import default_out_indices
@@ -126,8 +125,7 @@ class ForeignTrunk(Backbone):
         state = match_exactly(targets, state, fresh, lambda *_: f"It is {source}; check arch and options. ")
         report.count(targets, state)
         self.load_state_dict({**targets, **state})
-        self.load_report, self.cfg, self.is_init = report, row_of(source), True
-        logger.info("%s: %s", type(self).__name__, report)
+        self.note_loaded(report, source)
 
 
 @cache

@@ -1,5 +1,6 @@
 """Naming schemes of ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02, and others."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import (
     CLASS_POSITION,
     CLASS_TOKEN,
+    FLAT_POSITION,
+    NO_BIAS,
     PATCH,
     join_position,
     patch_bias_optional,
@@ -291,10 +294,45 @@ _TRANSFORMERS_EOMT = (
 _TRANSFORMERS_EOMT_DINOV3 = (
     *(*_EMBEDDINGS, Rule("embeddings.patch_embeddings.*", "patch_embed.proj.*"), Rule("layernorm.*", "norm.*")),
 )
+
+
+def _flat_patches(*axes: str) -> Transform:
+    """Between a linear layer of flat patches, whose channels are in the order of `axes`, and a convolution, whose bias
+    is zero where the layer has none."""
+    order, back = ([axes.index(x) + 1 for x in "cyx"], ["cyx".index(x) + 1 for x in axes])
+
+    def forward(weight: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
+        side = math.isqrt(weight.shape[1] // 3)
+        weight = weight.unflatten(1, tuple(3 if x == "c" else side for x in axes)).permute(0, *order)  # [C, 3, p, p]
+        return NO_BIAS.forward(weight, *bias)
+
+    return Transform(forward, lambda weight, *bias: NO_BIAS.inverse(weight.permute(0, *back).flatten(1), *bias))
+
+
+def _flat_patch_rule(theirs: str, axes: str) -> Rule:
+    names = zip(*((f"{theirs}.{x}", f"patch_embed.proj.{x}") for x in ("weight", "bias")))
+    return Rule(*names, _flat_patches(*axes), optional=(f"{theirs}.bias",))
+
+
+# C-RADIO: its authors' names, which transformers writes with other names of LayerScale; and those of timm's NaFlexVit.
+_TOKENS = Transform(lambda x: x[None].split((1, len(x) - 1), dim=1), lambda *x: torch.cat(x, dim=1)[0])
+_RADIO = (
+    _flat_patch_rule("patch_generator.embedder", "cyx"),
+    Rule("patch_generator.pos_embed", "absolute_pos_embed.table", FLAT_POSITION),
+    Rule("patch_generator.cls_token.token", ("tokens.cls_token", "tokens.register_tokens"), _TOKENS),
+    *block_of({**PLAIN, "ls1.grandma": "gamma_1", "ls2.grandma": "gamma_2"}),
+    *read_only(*block_of(_TRANSFORMERS_SCALES)),
+)
+_TIMM_NAFLEX = (
+    _flat_patch_rule("embeds.proj", "yxc"),
+    *(Rule("embeds.pos_embed", "absolute_pos_embed.table"), Rule("embeds.cls_token", "tokens.cls_token")),
+    *(Rule("embeds.reg_token", "tokens.register_tokens"), *block_of({**PLAIN, **SCALES})),
+)
 SCHEMES = (
     # A file of timm without registers has these names, too.
     Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
     Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
+    Scheme("timm", _TIMM_NAFLEX, r"embeds\.proj\.weight"),  # before forms of class tokens with positions
     Scheme("timm", (*_TIMM_DINOV3, *block_of(MLP)), "reg_token"),
     Scheme("timm", (*_TIMM_DINOV3, *block_of(_EVA_GATED)), "reg_token"),
     Scheme("timm", _TIMM_DINOV2, "reg_token", layout=PACKED),
@@ -308,6 +346,7 @@ SCHEMES = (
         r".+\.fc1_g\.weight",
     ),
     Scheme("detectron2", _DETECTRON2_EVA02, r".+\.q_bias", prefix="backbone.net.", wrapper="model"),
+    Scheme("radio", _RADIO, prefix="radio_model.model."),
     Scheme("timm", _TIMM_PE, r"norm_pre\.weight"),
     Scheme("perception", _PERCEPTION, r"ln_pre\.weight"),
     Scheme("transformers", _TRANSFORMERS_SIGLIP, r"embeddings\.position_embedding\.weight", prefix="vision_model."),

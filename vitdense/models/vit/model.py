@@ -165,7 +165,8 @@ class ViT(Backbone):
     Args:
         arch: A row of `sizes.VIT`: ``'vit_'`` or ``'deit_'`` and a size (``'deit_small'``; of DeiT also with
             ``'_distilled'``), ``'deit3_'``, ``'dinov2_'`` (also with ``'_reg'``), ``'dinov3_'``,
-            ``'eva02_'``, ``'pe_spatial_'``, ``'siglip2_'``, ``'lingbot_giant'``; or a dict of the fields of `ViTArch`.
+            ``'cradio_'``, ``'eva02_'``, ``'pe_spatial_'``, ``'siglip2_'``, ``'lingbot_giant'``; or a dict of the fields
+            of `ViTArch`.
         patch_size: Patch side and stride in pixels; the arch's when None (16; 14 for huge, DINOv2 and EVA-02).
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.

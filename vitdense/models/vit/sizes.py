@@ -72,6 +72,8 @@ _eva02 = partial(ViTArch, patch_size=14, rope="eva02", qkv_bias="no_key")
 # Perception Encoder (Bolya et al., 2025), the spatial models.
 _pe = partial(ViTArch, norm_eps=1e-5, position_rule="bilinear", rope="pe", pre_norm=True)
 _siglip2 = partial(ViTArch, class_token=False, ffn="mlp_tanh")
+# C-RADIO (arXiv 2412.07679 and 2601.17237), as in timm: a class token for every teacher, then registers.
+_radio = partial(ViTArch, token_position=False, position_rule="bilinear_square")
 _deit3 = partial(ViTArch, token_position=False, layer_scale=1e-4, constant_drop_path=True)
 VIT = {
     # ViT Table 1; tiny and small are of "How to train your ViT?" (Steiner et al.), Table 1.
@@ -110,6 +112,9 @@ VIT = {
     "siglip2_base": _siglip2(768, 12, 12),
     "siglip2_large": _siglip2(1024, 24, 16),
     "siglip2_so400m": _siglip2(1152, 27, 16, ffn_dims=4304),
+    "cradio_v3_base": _radio(768, 12, 12, layer_scale=1e-5, registers=7, position_rule="bilinear_square_corners"),
+    "cradio_v4_so400m": _radio(1152, 27, 16, ffn_dims=4304, registers=9),
+    "cradio_v4_huge": _radio(1280, 32, 16, registers=9),
     "eva02_tiny": _eva02(192, 12, 3, ffn="swiglu", ffn_dims=512),
     "eva02_small": _eva02(384, 12, 6, ffn="swiglu", ffn_dims=1024),
     "eva02_base": _eva02(768, 12, 12, ffn="swiglu_norm", ffn_dims=2048),
@@ -210,6 +215,11 @@ def _foundation() -> list[Model]:
         model, options = f"tipsv2_{size}", {"pretrain_img_size": 448, "out_norm": "shared"}
         weights = f"timm://vit_{size}_patch14_reg1_tipsv2.webli"
         rows.append(Model(f"{model}.webli", model, "ViT", model, weights, "Apache-2.0", 448, options, *UNIT))
+    for model in ("cradio_v3_base", "cradio_v4_so400m", "cradio_v4_huge"):  # with their whole table of positions
+        _, version, size = model.split("_")
+        weights = f"timm://naflexvit_{size}_patch16_radio_{version}.c_radio"
+        details = (weights, "NVIDIA-Open-Model-License", 512, {"pretrain_img_size": 2048, "out_norm": "none"}, *CLIP)
+        rows.append(Model(f"{model}.c_radio", model, "ViT", model, *details))
     for size, image, data in (
         *((size, 224, "mim_in22k") for size in ("tiny", "small", "base", "large")),
         *((size, 336, "mim_in22k_ft_in1k") for size in ("tiny", "small")),
