@@ -1,4 +1,4 @@
-"""On a CPU, linear layers by oneDNN are those of torch, with their gradients, and memory is kept."""
+"""Inference on a CPU: linear layers by oneDNN are those of torch, and memory is kept."""
 
 import copy
 import pickle
@@ -66,46 +66,6 @@ def test_the_error_is_that_of_float32():
     assert errors[0] < 1.5 * errors[1] < 1e-6
 
 
-@pytest.mark.parametrize("frozen", [(), ("x",), ("weight",), ("bias",)], ids=str)
-@pytest.mark.parametrize("shape", [(64,), (700, 64), (2, 3, 5, 64)], ids=str)
-@pytest.mark.parametrize("out", [9, 128])
-def test_gradients_are_those_of_float32(shape, out, frozen):
-    torch.manual_seed(0)
-    tensors = dict(x=torch.randn(shape), weight=torch.randn(out, 64), bias=torch.randn(out))
-    grad = torch.randn(*shape[:-1], 1).expand(*shape[:-1], out)  # one value in memory, as of a sum
-
-    def gradients(dtype):
-        inputs = [x.to(dtype, copy=True).requires_grad_(name not in frozen) for name, x in tensors.items()]
-        with torch.enable_grad():
-            F.linear(*inputs).backward(grad.to(dtype))
-        return [x.grad for x in inputs if x.grad is not None]
-
-    with OneDnnLinear():
-        got = gradients(torch.float32)
-        taken = ops(lambda: gradients(torch.float32))
-    assert ONEDNN in taken
-    assert not {"aten::mm", "aten::addmm"} & {*taken}
-    for by_onednn, by_torch, exact in zip(got, gradients(torch.float32), gradients(torch.float64), strict=True):
-        assert by_onednn.is_contiguous()
-        assert relative_error(by_onednn, exact) < 1.5 * relative_error(by_torch, exact) + 1e-7 < 1e-6
-
-
-def test_second_derivatives_and_function_transforms():
-    torch.manual_seed(0)
-    x, layer = torch.randn(5, 8, dtype=torch.float32), nn.Linear(8, 16)
-
-    def penalty():
-        with torch.enable_grad():
-            (grad,) = torch.autograd.grad(layer(x.requires_grad_()).square().sum(), x, create_graph=True)
-            return torch.autograd.grad(grad.square().sum(), layer.weight)[0]
-
-    call = lambda weight, x: torch.func.functional_call(layer, {"weight": weight}, (x,)).sum()  # noqa: E731
-    per_row = torch.func.vmap(torch.func.grad(call), (None, 0))
-    with OneDnnLinear():
-        got = penalty(), per_row(layer.weight, x)
-    torch.testing.assert_close(got, (penalty(), per_row(layer.weight, x)))
-
-
 def test_which_products_it_takes():
     x, layer = torch.ones(8, 8), nn.Linear(8, 8)
 
@@ -116,10 +76,8 @@ def test_which_products_it_takes():
     assert found()
     assert ONEDNN not in ops(lambda: layer(x))
     with torch.enable_grad():
-        assert found()
-        with torch.autocast("cpu", torch.bfloat16):
-            assert not found()
-            layer(x).sum().backward()  # and there is a gradient
+        assert not found()
+        layer(x).sum().backward()  # and there is a gradient
     with torch.autocast("cpu", torch.bfloat16):
         assert found() == cpu.multiplies_bfloat16()
     layer.bfloat16()

@@ -1,4 +1,4 @@
-"""On a CPU: linear layers by oneDNN, and memory that the process keeps."""
+"""Inference on a CPU: linear layers by oneDNN, and memory that the process keeps."""
 
 import ctypes
 import platform
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import Function, FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from vitdense.layers.layout import compute_dtype, is_traced
@@ -25,7 +24,7 @@ SMALLEST_PRODUCT = 2**26
 
 class OneDnnLinear(TorchFunctionMode):
     """A context in which linear layers on a CPU compute in oneDNN as one kernel, in float32 and in bfloat16, also by
-    autocast; with gradients, in float32 alone, forward and backward.
+    autocast; without gradients.
 
     In float32 torch would take MKL, which leaves half to three quarters of an AMD CPU with AVX-512 unused; with AVX2
     alone both reach the peak (docs/performance.md). The error against float64 is that of float32 in both. In bfloat16
@@ -64,16 +63,14 @@ class OneDnnLinear(TorchFunctionMode):
             and (dtypes == {dtype} or (torch.is_autocast_enabled("cpu") and dtypes <= {torch.float32, torch.bfloat16}))
             and (dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16()))
             and input.numel() * len(weight) >= SMALLEST_PRODUCT
+            and not torch.is_grad_enabled()
             and not is_traced()
         )
         if not applies:
             return F.linear(input, weight, bias)
-        if torch.is_grad_enabled():  # in bfloat16 torch's products are oneDNN's, and packed weights last one step
-            trains = dtype == torch.float32 and not torch._C._are_functorch_transforms_active()
-            return _Linear.apply(input, weight, bias) if trains else F.linear(input, weight, bias)
         if dtype == torch.bfloat16:
             input, weight, bias = input.to(dtype), self.packed(weight), None if bias is None else bias.to(dtype)
-        return _linear(input, weight, bias)
+        return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
     def packed(self, weight: Tensor) -> Tensor:
         """A weight ``[C', C]`` in bfloat16, as oneDNN reads it; of a parameter it is kept."""
@@ -85,35 +82,6 @@ class OneDnnLinear(TorchFunctionMode):
             kept = weight, state, torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16))
             self.kept[id(weight)] = kept
         return kept[2]
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``[..., C]`` times ``[C', C]`` plus ``[C']``, to ``[..., C']``."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
-class _Linear(Function):
-    """A linear layer in float32 whose three products are oneDNN's. They have no derivative: where one is asked for, the
-    backward pass is made of linear layers."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return _linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        product = F.linear if torch.is_grad_enabled() else _linear
-        rows, tokens = (y.reshape(-1, y.shape[-1]) for y in (grad, x))  # [n, C'], [n, C]
-        wanted = ctx.needs_input_grad
-        of_x = product(grad, weight.t()) if wanted[0] else None  # [..., C]
-        of_weight = None
-        if wanted[1] and weight.shape[1] < min(weight.shape[0], len(rows)):  # the longer side last, and then one copy
-            of_weight = product(tokens.t(), rows.t()).t()  # [C', C]
-        elif wanted[1]:
-            of_weight = product(rows.t(), tokens.t())  # [C', C]
-        return of_x, of_weight, rows.sum(0) if wanted[2] else None
 
 
 @cache
