@@ -224,7 +224,8 @@ def timm_entry(row):
 
 
 FOUNDATION = re.compile("dinov|lingbot|eva02|pe_|siglip|tipsv2")
-ENTRIES = {timm_entry(row): row for row in TABLE.values() if row.weights and FOUNDATION.match(row.model)}
+VITS = [row for row in TABLE.values() if row.family == "ViT" and row.weights]
+ENTRIES = {timm_entry(row): row for row in VITS if FOUNDATION.match(row.model)}
 
 
 @pytest.mark.slow
