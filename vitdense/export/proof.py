@@ -22,11 +22,10 @@ from vitdense.runtime import FOUND, SAMPLED, Bounds, Output, Program, classes_of
 SAMPLES = 256  # of a block
 PIXELS = 450_000  # of a photo: three are some 4 MB
 SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it is of, as torch's exporter writes them
-# Of the program's own relative error, and that of half precision: other machines add in another order.
-SLACK, HALF_SLACK = 10, 3
-# Of bounds in float32 and half precision. 2^-5 are 8 units of bfloat16: an engine that keeps the residual stream in it,
-# as autocast does not, is 0.020 off in the last block of a ViT-Adapter.
-FLOOR, HALF_FLOOR = 5e-6, 2**-5
+# Of the program's own relative error, and that of half precision: other machines add in another order, and an engine
+# may keep the residual stream in bfloat16, as autocast does not: a ViT-Adapter in OpenVINO is 4 times as far off.
+SLACK, HALF_SLACK = 10, 5
+FLOOR, HALF_FLOOR = 5e-6, 2**-5  # of bounds in float32 and half precision; 2^-5: 8 units of bfloat16
 
 
 def shrunk(photo: np.ndarray) -> np.ndarray:
