@@ -24,7 +24,7 @@ PIXELS = 450_000  # of a photo: three are some 4 MB
 SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it is of, as torch's exporter writes them
 # Of the program's own relative error, and that of half precision: other machines add in another order, and an engine
 # may keep the residual stream in bfloat16, as autocast does not: a ViT-Adapter in OpenVINO is 4 times as far off.
-SLACK, HALF_SLACK = 10, 5
+SLACK, HALF_SLACK, FOUND_SLACK = 10, 5, 3  # the last of what is found in half precision or int8
 FLOOR, HALF_FLOOR = 5e-6, 2**-5  # of bounds in float32 and half precision; 2^-5: 8 units of bfloat16
 
 
@@ -156,16 +156,16 @@ def write_proof(path: Path, proofs: Sequence[Mapping[str, np.ndarray]]) -> None:
 
 
 def widened(pairs: Sequence[tuple[Output, Output]], base: Bounds) -> Bounds:
-    """Bounds of what is found in a lower precision, by what it changes here: `HALF_SLACK` times the change of pixels,
+    """Bounds of what is found in a lower precision, by what it changes here: `FOUND_SLACK` times the change of pixels,
     or that of nine in ten objects, to which four in five must keep. None is less than `base`. `pairs` are of the lower
     precision and of float32."""
     if pairs[0][1].boxes is None:
         equal = min((classes_of(got) == classes_of(want)).mean() for got, want in pairs)
-        return replace(base, classes=min(base.classes, 1 - HALF_SLACK * (1 - equal)))
+        return replace(base, classes=min(base.classes, 1 - FOUND_SLACK * (1 - equal)))
     of_boxes, of_scores, of_masks = likeness(pairs, base)
     if not len(of_boxes):
         return base
-    iou, mask_iou = (float(1 - HALF_SLACK * (1 - np.quantile(one, 0.1))) for one in (of_boxes, of_masks))
-    difference = max(base.difference, HALF_SLACK * float(np.quantile(of_scores, 0.9)))
+    iou, mask_iou = (float(1 - FOUND_SLACK * (1 - np.quantile(one, 0.1))) for one in (of_boxes, of_masks))
+    difference = max(base.difference, FOUND_SLACK * float(np.quantile(of_scores, 0.9)))
     least = {"iou": min(base.iou, iou), "mask_iou": min(base.mask_iou, mask_iou), "objects": min(base.objects, 0.8)}
     return replace(base, difference=difference, **least)
