@@ -33,9 +33,10 @@ def table(head: str, rows: list[tuple]) -> str:
 def count_backbone(row: Model) -> tuple[str, ...]:
     """M; G at the size of the weights, and at 800x1280; kernels and GB there."""
     with torch.device("meta"), torch.no_grad():
-        model = backbone_class(row.family)(row.arch, **row.options).eval().bfloat16()
-        own, large = (torch.empty(1, 3, *size).bfloat16() for size in ((row.image_size,) * 2, SHAPES["coco"]))
+        model = backbone_class(row.family)(row.arch, **row.options).eval()
+        own, large = (torch.empty(1, 3, *size) for size in ((row.image_size,) * 2, SHAPES["coco"]))
         multiply_adds = [macs(lambda x=x: model(x))[1] / 1e9 for x in (own, large)]
+        model, large = model.bfloat16(), large.bfloat16()
         model(large)  # makes constants of this size
         with CostCounter(model) as counter:
             model(large)
