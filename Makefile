@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 UPSTREAM := .venv-upstream
 UPSTREAM_READY := $(UPSTREAM)/.ready
 JOBS ?= 2
-# On a CPU also where there is a GPU, whose sums are not the same each time; one thread a process. The tests of a file stay together, for they share what they build, but for those of the pages, the
-# most of which are in one file. Files with few, but long tests do not come last.
+# On a CPU also where there is a GPU, whose sums are not the same each time; one thread a process. The tests of a file
+# stay together, for they share what they build, but for those of the pages, the most of which are in one file. Files
+# with few, but long tests do not come last.
 PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # A test that hangs is stopped, and shows where; none of these comes near.
 WATCHED := --timeout 600
@@ -56,7 +57,7 @@ test-faults: $(READY)  ## damaged annotations, checkpoints and odd options, EXAM
 	EXAMPLES=$(EXAMPLES) $(PYTEST) -m slow tests/faults
 
 test-gpus: $(READY)  ## what a GPU proves: all backbones, the nano recipes; and two: NCCL, SyncBN, shards
-	$(BIN)/python -m pytest -n $(JOBS) tests/models/test_on_gpu.py tests/mm/test_recipes_on_gpu.py
+	$(BIN)/python -m pytest tests/models/test_on_gpu.py tests/mm/test_recipes_on_gpu.py
 	$(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py
 
 test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about four minutes

@@ -37,7 +37,7 @@ CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
 HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-OPEN_SOURCE = ("apache-2.0", "mit", "bsd-3-clause")  # licences, in small letters
+OPEN_SOURCE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "cc0-1.0")  # licences, in small letters
 RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
 TRAINED_ON = {  # by the end of the names of weights
     "in1k": "ImageNet-1k",

@@ -178,3 +178,21 @@ def test_refused():
     ):
         with pytest.raises(ValueError, match=named):
             ViT(arch, **options)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_an_ensemble_under_vmap_leaves_nothing_behind(rope):
+    models, x = [ViT({**NANO, "rope": rope}).eval() for _ in range(2)], torch.randn(1, 3, 48, 64)
+    state = torch.func.stack_module_state(models)
+    together = torch.vmap(lambda *own: torch.func.functional_call(models[0], own, (x,))[-1])(*state)
+    for got, model in zip(together, models):
+        torch.testing.assert_close(got, model(x)[-1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rope", ROPES)
+def test_a_model_on_meta_takes_assigned_weights(rope):
+    model, x = ViT({**NANO, "rope": rope}).eval(), torch.randn(1, 3, 48, 64)
+    with torch.device("meta"):
+        filled = ViT({**NANO, "rope": rope}).eval()
+    filled.load_state_dict(model.state_dict(), assign=True)
+    assert torch.equal(filled(x)[-1], model(x)[-1])

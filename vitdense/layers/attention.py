@@ -16,6 +16,7 @@ from vitdense.layers.onednn import multiplies_bfloat16
 # without the memory peak.
 BIAS_ELEMENTS = 2**23
 OF_ALL_SHAPES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+FLASH_CHANNELS = 256  # of a head, at most
 LANES = 32  # numbers in bfloat16 in a vector of AVX-512
 # Logits from which on products are faster than the fused kernel; below, the calls of more kernels cost more.
 SMALLEST_LOGITS = 2**16
@@ -299,8 +300,9 @@ def _attend_folded(
     k = torch.cat([k.unflatten(1, keys), *codes, *more], dim=-1).flatten(1, 2)  # [B, h'*w', heads, align(d + h' + w')]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, heads, h*w or h'*w', align(d + h' + w') or d]
     dim = v.shape[-1]
-    # Flash attention, and the fused kernel of a CPU, want values as long as keys.
-    if (v.device.type == "cpu" or v.dtype.itemsize == 2) and not _by_products(q, k):
+    # The fused kernel of a CPU wants values as long as keys; so does flash attention, which has half precision alone.
+    for_flash = v.dtype.itemsize == 2 and (torch.compiler.is_compiling() or k.shape[-1] <= FLASH_CHANNELS)
+    if (v.device.type == "cpu" or for_flash) and not _by_products(q, k):
         v = F.pad(v, (0, k.shape[-1] - dim))  # [B, heads, h'*w', align(d + h' + w')]
     y = attend(q, k, v, scale=scale)  # [B, heads, h*w, d or more]
     return _to_tokens(y[..., :dim])  # [B, h*w, heads*d]

@@ -91,7 +91,8 @@ def cached_by_size(make: Callable | None = None, *, at_most: int | None = None) 
         args = (*sizes, x.device, compute_dtype(x))
         fake = type(x) not in (Tensor, nn.Parameter)
         is_cuda = x.device.type == "cuda"
-        if is_traced() or fake or (is_cuda and torch.cuda.is_current_stream_capturing()):
+        own = is_traced() or fake or torch._C._are_functorch_transforms_active()
+        if own or (is_cuda and torch.cuda.is_current_stream_capturing()):
             return make(*args)
         key = (torch.cuda.current_stream(x.device).cuda_stream if is_cuda else None, *args)
         result = kept.get(key)

@@ -132,6 +132,8 @@ class Rope(FormulaBuffers):
         """The rotation for a block with a window of (h, w) tokens, or None, of a map ``[B, h, w, C]``, whose size,
         device and dtype count. `num_extra` tokens before the map are not rotated.
         """
+        if self.periods.is_meta and not x.is_meta:  # the weights were assigned, and no file holds these
+            self.make_buffers(x.device)
         size = x.shape[1], x.shape[2]
         # Windows of a map differ; their padding goes on as the map does.
         differ = window is not None and not self.spec.per_window

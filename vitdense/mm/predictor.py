@@ -245,8 +245,9 @@ class Predictor:
                 return Result(**shown)
         from vitdense.mm.heads.rle_masks import fields_of  # here, for segmentors do without mmdet
 
-        found = sample.pred_instances.cpu()  # masks of some heads are on it already
-        found = found[found.scores >= torch.as_tensor(least(threshold, found.labels.numpy())).to(found.scores)]
+        found = sample.pred_instances
+        scores, least_scores = found.scores.cpu(), least(threshold, found.labels.cpu().numpy())
+        found = found[scores >= torch.as_tensor(least_scores).to(scores)].cpu()  # masks of some heads are on it already
         result = Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
         if self.operating_point:
             result.probabilities = self.operating_point.probabilities(result.scores, result.labels)

@@ -59,7 +59,8 @@ def find_launcher(given: str) -> str:
     """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes.
 
     Raises:
-        ConfigError: A variable of the launcher is missing, two contradict each other, or there are fewer GPUs.
+        ConfigError: A variable of the launcher is missing, two contradict each other, or torchrun or MPI
+            started more processes than there are GPUs.
     """
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):

@@ -427,11 +427,9 @@ class Backbone(Module):
         self.note_loaded(load_pretrained(self, checkpoint, **options), checkpoint)
 
     def note_loaded(self, report: LoadReport, checkpoint: str | Path) -> None:
-        """Keep and log what loading did; weights that are not under an open-source licence are a warning."""
+        """Keep and log what loading did; weights under another licence than `OPEN_SOURCE` are a warning."""
         name = type(self).__name__
         self.load_report, self.cfg, self.is_init = report, row_of(checkpoint), True
         logger.info("%s: %s", name, report)
         if self.cfg and self.cfg.licence and self.cfg.licence.lower() not in OPEN_SOURCE:
-            logger.warning(
-                "%s: the weights %s are under %s, not an open-source licence", name, self.cfg.name, self.cfg.licence
-            )
+            logger.warning("%s: the weights %s are under %s: see what it allows", name, self.cfg.name, self.cfg.licence)

@@ -59,6 +59,7 @@ def _transformers_row(name: str, arch: str) -> Model:
             f"{name}: its preprocessor_config.json does not say by what mean and std of [0, 1] to normalise"
         )
     licence = (metadata_load(page) or {}).get("license") if page else None
+    licence = ", ".join(licence) if isinstance(licence, list) else licence
     return Model(name, name, "TransformersTrunk", arch, name, licence, mean=tuple(mean), std=tuple(std))
 
 
