@@ -18,10 +18,9 @@ def float32(monkeypatch):
 
 
 @pytest.fixture
-def no_waiting():
-    """Whatever makes the host wait for the GPU raises."""
+def sync_debug_mode():
+    """Of the process, is afterwards as before."""
     mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     yield
     torch.cuda.set_sync_debug_mode(mode)
 
@@ -53,12 +52,12 @@ def test_autocast_keeps_the_maps(make, dtype):
 
 
 @every
-def test_no_pass_waits_for_the_gpu(make, no_waiting):
+@pytest.mark.usefixtures("sync_debug_mode")
+def test_no_pass_waits_for_the_gpu(make):
     """Also the first one of a size, which makes what depends on it."""
-    torch.cuda.set_sync_debug_mode("default")  # to make a model may wait
     model = make().cuda().train()
     images = [torch.randn(2, 3, *size, device="cuda") for size in SIZES]
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # of whatever makes the host wait
     for x in images:
         with torch.autocast("cuda", torch.bfloat16):
             loss = sum(out.float().square().mean() for out in model(x))

@@ -9,7 +9,16 @@ from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from vitdense.layers.layout import ALIGNMENT, Windows, align, is_traced, knows_python, one_hot, without_autocast, zero
+from vitdense.layers.layout import (
+    ALIGNMENT,
+    Windows,
+    align,
+    allows_own_gradients,
+    is_traced,
+    one_hot,
+    without_autocast,
+    zero,
+)
 from vitdense.layers.onednn import multiplies_bfloat16
 
 # Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once,
@@ -181,7 +190,7 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     wider.
     """
     # What is a view, such as the result of a low-rank update, cannot be changed in place together with a second result.
-    if knows_python() and not qkv._is_view():
+    if allows_own_gradients() and not qkv._is_view():
         return _UnitLength.apply(qkv, scale)[0]
     qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
     return _with_values((qk * _unit_factor(qk, scale)).to(qkv.dtype), qkv)  # [n, 3*heads*d]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vitdense.layers.layout import knows_python, without_autocast, zero
+from vitdense.layers.layout import allows_own_gradients, without_autocast, zero
 
 
 def init_transformer(module: nn.Module) -> None:
@@ -131,7 +131,7 @@ class Mlp(nn.Module):
         x = self.fc1(x)  # [..., hidden_dim]
         # A compiler decides by itself what to compute again.
         recomputes = x.device.type != "cpu" or RECOMPUTES_ON_CPU
-        if not (recomputes and torch.is_grad_enabled() and x.requires_grad and knows_python()):
+        if not (recomputes and torch.is_grad_enabled() and x.requires_grad and allows_own_gradients()):
             return self.fc2(F.gelu(x, approximate=self.approximate))  # [..., out_dim]
         active = _Gelu.apply(x, self.approximate)  # [..., hidden_dim]
         storage, node = active.untyped_storage()._cdata, active.grad_fn

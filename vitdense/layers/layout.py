@@ -55,7 +55,7 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def knows_python() -> bool:
+def allows_own_gradients() -> bool:
     """Whether gradients may be written in Python: what is traced, and `torch.func`, know torch's own operations.
 
     So a `Function` here has no ``setup_context``, for which torch would bind the arguments of every call: 1 ms of the
@@ -200,7 +200,7 @@ class _Exchange(Function):
 
 
 def _exchange(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    return _Exchange.apply(x, there, back) if x.requires_grad and knows_python() else there(x)
+    return _Exchange.apply(x, there, back) if x.requires_grad and allows_own_gradients() else there(x)
 
 
 @dataclass(frozen=True)
