@@ -69,17 +69,22 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | 
     and MViTv2-T 5 s for the first pass of a size; windows with a bias it computes slower. Who has few sizes chooses it
     by `torch.nn.attention.sdpa_kernel` without flash attention.
     """
-    flags = torch.backends.cuda
-    if not (q.is_cuda and flags.flash_sdp_enabled() and flags.cudnn_sdp_enabled()):
+    if not (q.is_cuda and _may_take_cudnn()):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     if is_traced():
         with sdpa_kernel(OF_ALL_SHAPES):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    flags.enable_cudnn_sdp(False)  # `sdpa_kernel` would take the host 50 us
+    torch.backends.cuda.enable_cudnn_sdp(False)  # `sdpa_kernel` would take the host 50 us
     try:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     finally:
-        flags.enable_cudnn_sdp(True)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+@torch.compiler.assume_constant_result  # a compiler cannot trace what reads a switch
+def _may_take_cudnn() -> bool:
+    """Whether torch may take cuDNN's attention where it could take flash attention."""
+    return torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
