@@ -50,15 +50,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         return _attend_by_products(q, k, v, bias, q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is None:
         return _fused(q, k, v, None, scale)
+    if _by_hand(q, bias):
+        return _attend_by_hand(q, k, v, bias, scale)
     bias = (bias if bias.dtype == torch.bool else bias.to(q.dtype))[..., : k.shape[-2]]  # [..., Nq, Nk]
     if bias.ndim == 3:
         bias = bias[None]  # [1, heads, Nq, Nk]: torch's fused kernel of a CPU takes no other
-    if q.device.type == "cpu" and bias.requires_grad:
-        # No fused CPU kernel has a gradient for the bias. torch's composite one takes 1.4x the time of these lines in
-        # the forward pass (1392 windows of 49 tokens): it scales queries and keys separately.
-        scale = q.shape[-1] ** -0.5 if scale is None else scale
-        logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
-        return logits.add_(bias).softmax(-1) @ v  # [B, heads, Nq, dv]
     return _fused(q, k, v, bias, scale)
 
 
@@ -85,6 +81,27 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | 
 def _may_take_cudnn() -> bool:
     """Whether torch may take cuDNN's attention where it could take flash attention."""
     return torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def _by_hand(q: Tensor, bias: Tensor | None) -> bool:
+    """Whether `attend` computes by `_attend_by_hand`: no fused kernel of a CPU has a gradient for the bias."""
+    return q.device.type == "cpu" and bias is not None and bias.requires_grad
+
+
+def _attend_by_hand(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None, masks: Tensor | None = None
+) -> Tensor:
+    """`attend` by torch's own operations; `masks`, ``[n, heads or 1, Nq, align(Nk)]``, are of the last n of the batch.
+
+    torch's composite form takes 1.4x the time of the forward pass: it scales queries and keys separately.
+    """
+    nk = k.shape[-2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
+    logits.add_(bias[..., :nk])
+    if masks is not None:  # has no gradient, so that autograd need not know of a change of a part
+        logits.detach()[-len(masks) :].add_(masks[..., :nk])
+    return logits.softmax(-1) @ v  # [B, heads, Nq, dv]
 
 
 def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
@@ -145,7 +162,14 @@ def attend_windows(
         windows: The layout that has the masks; None for none.
         scale: Factor on the logits; ``d ** -0.5`` when None.
     """
-    if windows is None or windows.mask is None:
+    has_masks = windows is not None and windows.mask is not None
+    if _by_hand(qkv, bias) and not torch.compiler.is_compiling():
+        # All at once: to split windows and to join results takes longer than to add the masks to a part of the logits.
+        heads = qkv.permute(2, 0, 3, 1, 4)  # [3, n, heads, N, d]
+        heads = heads.contiguous() if qkv.dtype == torch.float32 else heads  # products would copy each, and gradients
+        masks = windows.mask.flatten(0, 1) if has_masks else None  # [windows with a mask, 1, N, align(N)]
+        return _to_tokens(_attend_by_hand(*heads, bias, scale, masks))  # [n, N, heads*d]
+    if not has_masks:
         return _to_tokens(attend(*_heads(qkv), bias, scale))  # [n, N, heads*d]
     masked = masked_bias(bias, windows)  # [windows with a mask, heads or 1, N, align(N)]
     if torch.compiler.is_compiling():
