@@ -32,7 +32,7 @@ PACKAGES = (
     Package("torch", "torch>=2.6", "everything", required=True),
     Package("torchvision", "torchvision>=0.21", "stand-in for the compiled ops of mmcv", required=True),
     Package("timm", "timm>=1.0.9", "building blocks, weights by name", required=True),
-    Package("safetensors", "safetensors>=0.4", "reading checkpoints", required=True),
+    Package("safetensors", "safetensors>=0.8", "reading checkpoints", required=True),
     Package("mmengine", "onedl-mmengine>=0.10.11", "runner and registries of mmdet and mmseg"),
     Package("mmcv", "onedl-mmcv>=2.3.6", "ops and transforms of mmdet and mmseg"),
     Package("mmdet", "onedl-mmdetection>=3.5.1", "detection"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,15 +76,19 @@ def create(
     if out_indices is not None:
         options["out_indices"] = out_indices
     kind = backbone_class(row.family)
-    from vitdense.models.base import LOADING  # which imports torch
+    from vitdense.checkpoint.fill import build_and_fill  # these import torch
+    from vitdense.models.base import LOADING
 
     loading = {key: options.pop(key) for key in LOADING if key in options}
     if loading and not checkpoint:
         raise OptionError(f"create: got {', '.join(loading)} without weights to load; give pretrained")
-    model = kind(row.arch, **{**row.options, **_our_names(options, kind)})
+    build = partial(kind, row.arch, **{**row.options, **_our_names(options, kind)})
     if checkpoint:
+        loading = {"sha256": row.sha256 if pretrained is True else None, **loading}
         with naming_option("pretrained=FILE of create, or pretrained=False without weights"):
-            model.load_weights(checkpoint, **{"sha256": row.sha256 if pretrained is True else None, **loading})
+            model = build_and_fill(build, lambda model: model.load_weights(checkpoint, **loading))
+    else:
+        model = build()
     model.cfg = row if pretrained is True else model.cfg or row.without_weights()
     return model.eval()
 

@@ -17,7 +17,8 @@ import torch
 from PIL import Image, ImageFile
 
 import vitdense
-from vitdense.mm import precision
+from vitdense.checkpoint import fill
+from vitdense.mm import precision, predictor
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
@@ -85,6 +86,17 @@ def test_the_kinds_of_images(model, photos):
     for image in (*kinds, photos[0].read_bytes()):
         assert_same(model(image), want)
         np.testing.assert_array_equal(model(image).image, pixels)
+
+
+def test_parameters_are_the_tensors_of_the_file(folders, model, photos, monkeypatch):
+    monkeypatch.setattr(fill, "LARGE", 0)  # mmdet's constructors do with meta parameters of any size
+    builds = []
+    monkeypatch.setattr(predictor, "build_model", lambda cfg: builds.append(1) or build_model(cfg))
+    for folder in folders.values():
+        other = vitdense.load(folder)
+        if other.model.cfg.filename == model.model.cfg.filename:
+            assert_same(other(photos[0]), model(photos[0]))
+    assert len(builds) == len(folders)
 
 
 def test_a_file_is_decoded_once(model, photos, monkeypatch):

@@ -37,13 +37,13 @@ def read_file(
     is no checkpoint, is damaged, or would run code, is a `CheckpointMismatchError`.
     """
     kind = _kind(path)
+    # Nothing is mapped: a process that maps a file breaks when the file is overwritten in place.
     try:
         if kind == "torch":
-            # No mmap: a process that maps a file breaks when the file is overwritten in place.
             with torch.serialization.safe_globals([*NUMPY_GLOBALS, *allow]):
-                saved = torch.load(path, map_location=map_location, weights_only=not allow_pickle)
+                saved = torch.load(path, map_location=map_location, weights_only=not allow_pickle, mmap=False)
         elif kind == "safetensors":
-            saved = load_file(path)
+            saved = load_file(path, backend="pread")
         else:
             saved = _read_pickle(path, allow_pickle)
     except (MemoryError, torch.OutOfMemoryError):

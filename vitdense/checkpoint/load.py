@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.detect import OMITTED, WRAPPERS, Match, detect, entries, refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
+from vitdense.checkpoint.fill import fill
 from vitdense.checkpoint.fit import fit, fresh_pattern, match_exactly, same_kind, with_channels
 from vitdense.checkpoint.read import parts_in_timm, read
 from vitdense.checkpoint.rename import rename
@@ -183,10 +184,9 @@ def load_pretrained(
             infinity; or the windows of pretraining are not the model's.
         ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
     """
-    if isinstance(checkpoint, Mapping):
-        source = "state dict"
-    else:
-        source = str(checkpoint)
+    is_file = not isinstance(checkpoint, Mapping)
+    source = str(checkpoint) if is_file else "state dict"
+    if is_file:
         checkpoint = read(checkpoint, sha256=sha256, allow_pickle=allow_pickle, map_location=map_location)
     refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint, entry), (model.family,), prefix, scheme)
@@ -222,7 +222,7 @@ def load_pretrained(
     state = match_exactly(targets, state, missing, lambda *names: advice)
     report.count(targets, state)
     parts = {key: _part_of(value, targets[key]) for key, value in state.items()}
-    model.load_state_dict({**targets, **parts}, strict=True)
+    fill(model, parts, is_own=is_file)
     return report
 
 

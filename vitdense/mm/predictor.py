@@ -15,9 +15,10 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
-from torch import nn
+from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.fill import build_and_fill, fill
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole_models import trained_classes
 from vitdense.mm.checkpoints import read_checkpoint
@@ -344,12 +345,31 @@ def load_model(
     point = (saved.get("meta") or {}).get("operating_point")
     point = OperatingPoint(**point) if point else None
     asked = Asked(checkpoint=checkpoint, mask_score_thr=float(np.min(given_score(score_thr, point))))
-    model = build_model(built(cfg, asked, PREDICTING))
-    model.dataset_meta, model.operating_point = meta, point
+
+    def build() -> nn.Module:
+        return build_model(built(cfg, asked, PREDICTING))
+
+    def load(model: nn.Module) -> None:
+        fill(model, _fit(model, saved, cfg, checkpoint, meta, is_named), is_own=True)
+
+    model = build_and_fill(build, load)
+    model.dataset_meta, model.operating_point, model.cfg = meta, point, cfg
+    return model.to(device).eval()
+
+
+def _fit(
+    model: nn.Module,
+    saved: Mapping[str, Any],
+    cfg: Config,
+    checkpoint: str,
+    meta: Mapping[str, Any],
+    is_named: bool,
+) -> dict[str, Tensor]:
+    """The tensors of a checkpoint that fill a model of `load_model`, with as many outputs as there are names."""
     try:
         state, report = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
-        trained = len(model.dataset_meta["classes"])
+        trained = len(meta["classes"])
         others = {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, trained}
         if not others and is_named:
             raise
@@ -369,9 +389,7 @@ def load_model(
         )
     for said in filter(None, (report.classes, report.queries)):
         print_log(f"{checkpoint}: {said}")
-    model.load_state_dict(state, strict=True)
-    model.cfg = cfg
-    return model.to(device).eval()
+    return state
 
 
 def given_score(score_thr: float | None, point: OperatingPoint | None) -> float | Sequence[float]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.detect import refuse_omitted, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.fill import fill
 from vitdense.checkpoint.fit import match_exactly
 from vitdense.checkpoint.load import LoadReport
 from vitdense.checkpoint.read import read, renamed_by_timm
@@ -112,8 +113,10 @@ class ForeignTrunk(Backbone):
         state = {key.removeprefix(prefix): x for key, x in unwrap(content, entry).items() if key.startswith(prefix)}
         self.fill(state, str(checkpoint), content.get("timm_model"))
 
-    def fill(self, state: Mapping[str, Tensor], source: str, built: nn.Module | None = None) -> None:
-        """See `load_weights`."""
+    def fill(
+        self, state: Mapping[str, Tensor], source: str, built: nn.Module | None = None, is_own: bool = True
+    ) -> None:
+        """See `load_weights`; for `is_own` see `vitdense.checkpoint.fill.fill`."""
         is_own, targets, whole = all(key.startswith("trunk.") for key in state), self.state_dict(), ()
         if not is_own:
             state, whole = self.renamed(state, built)
@@ -124,7 +127,7 @@ class ForeignTrunk(Backbone):
         fresh = [pattern for pattern in MAY_BE_MISSING if not any(re.fullmatch(pattern, key) for key in state)]
         state = match_exactly(targets, state, fresh, lambda *_: f"It is {source}; check arch and options. ")
         report.count(targets, state)
-        self.load_state_dict({**targets, **state})
+        fill(self, state, is_own)
         self.note_loaded(report, source)
 
 
@@ -223,5 +226,6 @@ class TransformersTrunk(ForeignTrunk):
             loaded, info = kind.from_pretrained(path, config=self.trunk.config, output_loading_info=True)
         if lost := [*info["missing_keys"], *map(str, info["mismatched_keys"])]:
             raise CheckpointMismatchError(f"{checkpoint} does not fit {self.arch}: missing or of other sizes: {lost}")
-        self.fill({f"trunk.{key}": x for key, x in loaded.state_dict().items()}, str(checkpoint))
+        state = {f"trunk.{key}": x for key, x in loaded.state_dict().items()}
+        self.fill(state, str(checkpoint), is_own=False)  # transformers may map the file
         self.load_report.ignored = sorted(info["unexpected_keys"])
