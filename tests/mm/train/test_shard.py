@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from test_contract import BACKBONES
 from test_ddp import Heads
 from test_vit_adapter import adapter
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,6 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.mm.checkpoints import read_parts
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.shard import is_finite, save_parts, shard
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
@@ -113,3 +115,10 @@ def test_weights_are_loaded_into_parts(tmp_path):
 def test_steps_are_those_of_one_process(tmp_path):
     """With checkpointing, frozen parts, low-rank updates, accumulation and clipping."""
     run_ranks(_steps, str(tmp_path / "rendezvous"))
+
+
+def test_a_parameter_without_dimensions_is_refused_by_its_name():
+    head = nn.Linear(2, 2)
+    head.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match=r"--shard.*0\.scale"):
+        shard(nn.Sequential(head))

@@ -32,7 +32,12 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     Args:
         model: A detector or segmentor with the same values in all processes.
         optimizer: Of its parameters. Its states become parts as well.
+
+    Raises:
+        ConfigError: It has parameters without dimensions, such as the scales of ATSS, of which torch makes no parts.
     """
+    if scalars := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
+        raise ConfigError(f"--shard: torch makes no parts of a parameter without dimensions, such as {scalars[0]}")
     mesh = init_device_mesh(torch.device(get_device()).type, (torch.distributed.get_world_size(),))
     old = list(model.parameters())
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
