@@ -4,12 +4,14 @@ it on the meta device, give it an empty batch, shard it by block, checkpoint its
 import copy
 import io
 import pickle
+import sys
 
 import pytest
 import torch
 from conftest import relative_error
 from test_contract import BACKBONES, one_per_family
 from test_vit_adapter import adapter
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cost import CostCounter
@@ -134,6 +136,25 @@ def test_a_model_takes_the_tensors_of_a_file(make, monkeypatch):
     assert sum(p.data_ptr() in taken for p in other.parameters()) > 0.9 * len([*other.parameters()])
     with torch.no_grad():
         assert all(torch.equal(a, b) for a, b in zip(other.eval()(x), model(x)))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="callers keep the arguments of a call")
+@one_per_family
+def test_the_map_before_the_first_stage_is_freed_after_it(make, monkeypatch):
+    model, freed = make().eval(), []
+    unroll = model.unroll
+
+    def watched(x):
+        x, size, steps = unroll(x)
+        memory = StorageWeakRef(x.untyped_storage())
+        later = [lambda y, step=step: freed.append(memory.expired()) or step(y) for step in steps[1:]]
+        return x, size, [steps[0], *later]
+
+    monkeypatch.setattr(model, "unroll", watched)
+    with torch.no_grad():
+        model(torch.rand(1, 3, 64, 64))
+    assert freed
+    assert all(freed)
 
 
 @every

@@ -145,7 +145,7 @@ class SharedTrunk(nn.Module):
             # A program has one image: that all pad it in one way was checked.
             if torch.compiler.is_compiling() or (batch.shape == x.shape and batch.equal(x)):
                 return outs
-        outs = tap([*self.trunks], *self.source.unroll(self.source.embed(x)))
+        outs = tap([*self.trunks], [*self.source.unroll(self.source.embed(x))])
         if self._seen is not None:
             self._seen.append((x, outs))
         return outs

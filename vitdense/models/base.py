@@ -103,11 +103,14 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
     return [last * i / max(depth - 1, 1) for i in range(depth)]
 
 
-def tap(
-    trunks: Sequence["Backbone"], x: Tensor, size: tuple[int, int], steps: Sequence[Callable[[Tensor], Tensor]]
-) -> list[tuple]:
-    """The outputs of each of some trunks, which differ in these alone, in one pass; `x` and the others: see
-    `Backbone.unroll`, of the trunk with the last output."""
+def tap(trunks: Sequence["Backbone"], unrolled: list) -> list[tuple]:
+    """The outputs of each of some trunks, which differ in these alone, in one pass.
+
+    `unrolled` is what `Backbone.unroll` returned, of the trunk with the last output. It is emptied, so that the map
+    before the first stage is freed after that stage.
+    """
+    x, size, steps = unrolled
+    unrolled.clear()
     outs: list[list] = [[] for _ in trunks]
     for i, step in enumerate(steps):
         x = step(x)
@@ -328,7 +331,9 @@ class Backbone(Module):
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
         """As `forward`, from patches ``[B, h, w, C]``: masked pretraining enters here."""
-        (outs,) = tap([self], *self.unroll(x))
+        unrolled = [*self.unroll(x)]
+        del x
+        (outs,) = tap([self], unrolled)
         return outs
 
     def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:
