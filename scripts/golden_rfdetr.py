@@ -25,7 +25,8 @@ from rfdetr import config as variants
 from rfdetr.models import build_criterion_from_config, build_model_from_config
 from rfdetr_drawn import normal, same_points, targets, weights
 
-SIZES = ("Nano", "Small", "Medium", "Large", *(f"Seg{size}" for size in ("Nano", "Small", "Medium", "Large")))
+SIZES = ("Nano", "Small", "Medium", "Large")
+SIZES = (*SIZES, *(f"Seg{size}" for size in (*SIZES, "XLarge", "2XLarge")))
 TRAIN = {"resolution": 128, "num_queries": 20, "num_select": 20}
 CLASSES, QUERIES, PIXELS = slice(None, None, 7), slice(None, None, 10), slice(None, None, 3)  # that are kept
 
@@ -143,6 +144,9 @@ if __name__ == "__main__":
     files = {
         "rfdetr_n": predictions("Nano", ((384, 384), (320, 448))),
         "rfdetr_seg_n": predictions("SegNano", ((312, 312),)),
+        # At a size of fewer pixels than their own.
+        "rfdetr_seg_xl": predictions("SegXLarge", ((312, 312),)),
+        "rfdetr_seg_2xl": predictions("Seg2XLarge", ((312, 360),)),
         "rfdetr_n_train": training("Nano"),
         "rfdetr_seg_n_train": training("SegNano"),
     }
