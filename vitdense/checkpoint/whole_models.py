@@ -28,7 +28,7 @@ _RFDETR_AUTHORS: Table = {
     r"backbone\.0\.encoder\.(encoder\.)?(?P<tail>.+)": "backbone.",
     r"backbone\.0\.projector\.(?P<tail>.+)": "neck.",
     r"backbone\.0\.cross_attn_projector\.(?P<tail>.+)": "neck.keypoints.",
-    r"(?P<tail>(transformer|refpoint_embed|query_feat|(class|bbox|keypoint)_embed|segmentation_head)\..+)": "bbox_head.",
+    r"(?P<tail>(transformer|query_feat|(refpoint|class|bbox|keypoint)_embed|segmentation_head)\..+)": "bbox_head.",
 }
 _RFDETR_TRANSFORMERS: Table = {
     r".+\.mask_token": None,

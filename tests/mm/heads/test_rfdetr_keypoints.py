@@ -15,6 +15,7 @@ from test_rfdetr import shapes_of
 
 from vitdense.checkpoint.load import fit_whole
 from vitdense.errors import OptionError
+from vitdense.mm.data.keypoint_steps import Keypoints
 from vitdense.mm.heads.rfdetr.keypoints import RFDETRKeypointHead
 
 GOLDEN = REPO / "tests/data/golden"
@@ -53,8 +54,9 @@ def sample(side, truth=None):
     if truth is not None:
         cx, cy, w, h = (truth["boxes"] * side).unbind(1)
         boxes = torch.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1)
-        keypoints = truth["keypoints"] * torch.tensor([side, side, 1.0])
-        one.gt_instances = InstanceData(bboxes=boxes, labels=truth["labels"], keypoints=keypoints)
+        points = (truth["keypoints"] * torch.tensor([side, side, 1.0])).numpy()
+        keypoints = Keypoints(points, side, side, range(17))
+        one.gt_instances = InstanceData(bboxes=boxes, labels=truth["labels"], masks=keypoints)
     return one
 
 

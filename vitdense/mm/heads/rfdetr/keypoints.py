@@ -142,7 +142,7 @@ class RFDETRKeypointHead(RFDETRHead):
                 f"{options.get('with_masks', False)}, expected 1 class, which has 1 keypoint or more, and no masks"
             )
         super().__init__(num_classes, **options)
-        dim = self.queries.embedding_dim
+        self.num_keypoints, dim = num_keypoints, self.queries.embedding_dim
         self.decoder.kinds = nn.Parameter(torch.randn(num_keypoints, dim))
         self.points, self.first_points = (PointQueries(dim, num_keypoints) for _ in range(2))
         self.keypoints, *first = (MLP(dim, dim, NUMBERS, 3) for _ in range(1 + self.num_groups))
@@ -181,9 +181,11 @@ class RFDETRKeypointHead(RFDETRHead):
             return Layer(logits, boxes, None, torch.cat([places, keypoints[..., 2:]], dim=-1))
 
     def truth(self, instances: InstanceData, h: int, w: int) -> Truth:
-        """With keypoints, ``[T, K, 3]`` of the data in pixels."""
-        keypoints = instances.keypoints.float() / instances.bboxes.new_tensor([w, h, 1])  # [T, K, 3]
-        return super().truth(instances, h, w)._replace(keypoints=keypoints)
+        """With the keypoints of a `KeypointDataset`."""
+        truth = super().truth(instances, h, w)
+        points = instances.masks.to_tensor(torch.float32, truth.boxes.device)  # [T, K, 3] in pixels
+        points = points.reshape(len(truth.labels), -1 if len(points) else self.num_keypoints, 3)  # without objects, too
+        return truth._replace(keypoints=points / points.new_tensor([w, h, 1]))
 
     def scores(self, layer: Layer) -> Tensor:
         """Of queries, ``[B, Q, 1]``: p / (p + spread^0.2), of a probability p.
