@@ -187,7 +187,8 @@ class RFDETRHead(BaseModule):
                     ]
                 )  # [n, height, width]
             if layer.keypoints is not None:
-                results.keypoints = shown_keypoints(layer.keypoints[i, queries[i]], (w / scale[0], h / scale[1]))
+                sizes = layer.keypoints.new_tensor([w / scale[0], h / scale[1]])
+                results.keypoints = shown_keypoints(layer.keypoints[i, queries[i]], sizes)
             found.append(results)
         return found
 
@@ -201,10 +202,11 @@ class RFDETRHead(BaseModule):
         return scores, pairs % self.num_classes, pairs // self.num_classes
 
 
-def shown_keypoints(keypoints: Tensor, size: Sequence[float]) -> Tensor:
-    """Predictions ``[..., K, 8]`` as x, y in pixels of a map of this width and height, and score, ``[..., K, 3]``."""
+def shown_keypoints(keypoints: Tensor, size: Tensor) -> Tensor:
+    """Predictions ``[..., K, 8]`` as x, y in pixels of a map of this width and height ``[2]``, and score,
+    ``[..., K, 3]``."""
     keypoints = keypoints.float()
-    places = keypoints[..., :2] * keypoints.new_tensor(size)  # [..., K, 2]
+    places = keypoints[..., :2] * size  # [..., K, 2]
     return torch.cat([places, keypoints[..., 2:3].sigmoid()], dim=-1)  # [..., K, 3]
 
 
