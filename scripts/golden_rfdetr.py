@@ -23,15 +23,18 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import transformers
 from rfdetr import config as variants
 from rfdetr.models import build_criterion_from_config, build_model_from_config
-from rfdetr_drawn import normal, same_points, targets, weights
+from rfdetr_drawn import normal, same_points, targets, weights, with_keypoints
 
-SIZES = ("Nano", "Small", "Medium", "Large", *(f"Seg{size}" for size in ("Nano", "Small", "Medium", "Large")))
+SIZES = ("Nano", "Small", "Medium", "Large")
+SIZES = (*SIZES, *(f"Seg{size}" for size in (*SIZES, "XLarge", "2XLarge")), "KeypointPreview")
 TRAIN = {"resolution": 128, "num_queries": 20, "num_select": 20}
 CLASSES, QUERIES, PIXELS = slice(None, None, 7), slice(None, None, 10), slice(None, None, 3)  # that are kept
 
 
 def build(size: str, **options: int) -> tuple[nn.Module, variants.ModelConfig]:
     """A model of the authors with drawn weights."""
+    if "Keypoint" in size:
+        options = {"num_classes": 0, **options}  # the class with keypoints, and no other output
     cfg = getattr(variants, f"RFDETR{size}Config")(pretrain_weights=None, device="cpu", **options)
     model = build_model_from_config(cfg)
     fill(model)
@@ -49,6 +52,8 @@ def kept(start: str, found: dict[str, Tensor]) -> dict[str, Tensor]:
     """A part of what is predicted."""
     logits = found["pred_logits" if "pred_logits" in found else "logits"]
     out = {f"{start}/logits": logits[..., CLASSES], f"{start}/boxes": found["pred_boxes"]}
+    if found.get("pred_keypoints") is not None:
+        out[f"{start}/keypoints"] = found["pred_keypoints"]
     if found.get("pred_masks") is not None:
         out[f"{start}/masks"] = found["pred_masks"][:, QUERIES, PIXELS, PIXELS]
     return out
@@ -64,13 +69,30 @@ def predictions(size: str, shapes: tuple[tuple[int, int], ...]) -> dict[str, Ten
     return out
 
 
+def criterion_of(size: str, cfg: variants.ModelConfig) -> tuple[nn.Module, nn.Module]:
+    """The authors' losses, and what makes results."""
+    kinds = {"Nano": variants.TrainConfig, "KeypointPreview": variants.KeypointTrainConfig}
+    kind = kinds.get(size, variants.SegmentationTrainConfig)
+    return build_criterion_from_config(cfg, kind(dataset_dir=".", output_dir="."))
+
+
+@torch.no_grad()
+def results(side: int) -> dict[str, Tensor]:
+    """Scores and keypoints of the objects of an image, by the model with keypoints."""
+    model, cfg = build("KeypointPreview")
+    _, make = criterion_of("KeypointPreview", cfg)
+    (found,) = make(model.eval()(normal("image", 1, 3, side, side)), torch.tensor([[side, side]]))
+    return {name: found[name] for name in ("scores", "keypoints")}
+
+
 def training(size: str) -> dict[str, Tensor]:
     """Losses, weighted, of three images, one without objects, and some gradients."""
     model, cfg = build(size, **TRAIN, positional_encoding_size=TRAIN["resolution"] // (16 if size == "Nano" else 12))
     side = 128 if size == "Nano" else 120
-    kind = variants.SegmentationTrainConfig if "Seg" in size else variants.TrainConfig
-    criterion, _ = build_criterion_from_config(cfg, kind(dataset_dir=".", output_dir="."))
+    criterion, _ = criterion_of(size, cfg)
     truths = targets(side, (4, 0, 2))
+    if "Keypoint" in size:
+        truths = with_keypoints(truths)
     if "Seg" not in size:
         truths = [{key: x for key, x in truth.items() if key != "masks"} for truth in truths]
     model.train(), criterion.train()
@@ -143,8 +165,13 @@ if __name__ == "__main__":
     files = {
         "rfdetr_n": predictions("Nano", ((384, 384), (320, 448))),
         "rfdetr_seg_n": predictions("SegNano", ((312, 312),)),
+        # At a size of fewer pixels than their own.
+        "rfdetr_seg_xl": predictions("SegXLarge", ((312, 312),)),
+        "rfdetr_seg_2xl": predictions("Seg2XLarge", ((312, 360),)),
+        "rfdetr_keypoints": {**predictions("KeypointPreview", ((288, 288),)), **results(288)},
         "rfdetr_n_train": training("Nano"),
         "rfdetr_seg_n_train": training("SegNano"),
+        "rfdetr_keypoints_train": training("KeypointPreview"),
     }
     shapes: dict[str, dict] = {}
     for name, masks in (("rfdetr_transformers_n", False), ("rfdetr_transformers_seg_n", True)):

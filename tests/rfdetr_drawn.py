@@ -47,6 +47,20 @@ def targets(size: int, counts: tuple[int, ...]) -> list[dict[str, Tensor]]:
     return found
 
 
+def with_keypoints(truths: list[dict[str, Tensor]], number: int = 17) -> list[dict[str, Tensor]]:
+    """Objects of one class with keypoints in and around their boxes: x, y from 0 to 1, and 0, 1 or 2. The first object
+    has none that is labelled."""
+    found = []
+    for i, truth in enumerate(truths):
+        boxes = truth["boxes"]
+        places = normal(f"places {i}", len(boxes), number, 2) * boxes[:, None, 2:] / 3 + boxes[:, None, :2]
+        flags = normal(f"flags {i}", len(boxes), number, 1).mul(100).long().abs() % 3
+        flags[:1] *= i > 0
+        keypoints = torch.cat([places, flags], dim=2)
+        found.append({**truth, "labels": truth["labels"] * 0, "keypoints": keypoints})
+    return found
+
+
 @contextmanager
 def same_points():
     """`torch.rand` gives the same numbers to every row, whatever the number of rows."""

@@ -37,7 +37,8 @@ KEYS = (
     "operating_point",
 )
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
-SAMPLED, FOUND = ("sizes", "at", "values"), ("boxes", "scores", "labels", "masks", "semantic", "panoptic")  # of `Proof`
+SAMPLED = ("sizes", "at", "values")  # of `Proof`, as the next
+FOUND = ("boxes", "scores", "labels", "masks", "semantic", "panoptic", "keypoints")
 HALF_ERROR = 0.02  # relative, of a block in half precision; more where another choice follows from it
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 SCORE = 0.3  # from which on an object counts, where the model has no operating point
@@ -58,6 +59,7 @@ class Output:
         panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
         segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``. A class
             of stuff has one segment at most.
+        keypoints: [N, K, 3] float32, of a detector that has them: x and y in pixels, and a score, 0 to 1.
     """
 
     boxes: np.ndarray | None = None
@@ -68,6 +70,7 @@ class Output:
     semantic: np.ndarray | None = field(default=None, repr=False)
     panoptic: np.ndarray | None = field(default=None, repr=False)
     segments: list[dict[str, Any]] | None = None
+    keypoints: np.ndarray | None = field(default=None, repr=False)
 
     def __eq__(self, other: object) -> bool:
         """Whether all fields have the same values."""
@@ -517,7 +520,10 @@ def objects(
         for i, (mask, box) in enumerate(zip(found["masks"][kept], boxes)):
             whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
             masks[i] = whole >= about["mask_thr"]
-    return Output(boxes, found["scores"][kept], found["labels"][kept], masks)
+    keypoints = None
+    if "keypoints" in found:  # in pixels of what the program saw
+        keypoints = found["keypoints"][kept].astype(np.float32) / np.float32([*scale[::-1], 1])
+    return Output(boxes, found["scores"][kept], found["labels"][kept], masks, keypoints=keypoints)
 
 
 def least(score_thr: float | Sequence[float], labels: np.ndarray) -> np.ndarray:
@@ -658,7 +664,7 @@ class Bounds:
     objects: float  # share of them that must be found as follows
     iou: float  # overlap of a box with the model's, at least
     difference: float  # of scores
-    mask_iou: float  # overlap of a mask with the model's, at least
+    mask_iou: float  # overlap of a mask with the model's, at least; of keypoints see `likeness`
 
 
 # Half precision and int8 change scores, and thereby what suppression keeps.
@@ -696,6 +702,8 @@ def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> t
         f"{same.sum()} of {len(same)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
         f"{of_scores.max():.1e}" + f", masks with IoU {of_masks.min():.4f}" * (pairs[0][1].masks is not None)
     )
+    if pairs[0][1].keypoints is not None:
+        found += f", keypoints within {1 - of_masks.min():.1e} of the side of their box"
     fits = bool(same.mean() >= bounds.objects)
     expected = f"{bounds.objects:.0%} with {bounds.iou:.4g}, {bounds.difference:.1g} and {bounds.mask_iou:.4g}"
     return fits, found if fits else f"{found} of the model's, expected {expected}"
@@ -703,7 +711,8 @@ def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> t
 
 def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarray:
     """Of each object of the model that counts, and of the one that is found in its place: IoU of boxes, difference of
-    scores, IoU of masks, [3, N]."""
+    scores, IoU of masks, [3, N]. Of objects with keypoints the last is 1 - the largest distance of one along an axis,
+    over the root of the area of the box, or difference of its score."""
     rows = []
     for got, want in pairs:
         overlaps = box_iou(want.boxes, got.boxes)  # [wanted, found]
@@ -717,6 +726,9 @@ def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarr
             if want.masks is not None:
                 union = (got.masks[k] | want.masks[i]).sum()
                 of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
+            if want.keypoints is not None:
+                side = np.sqrt((want.boxes[i, 2:] - want.boxes[i, :2]).prod())
+                of_masks = 1 - (np.abs(got.keypoints[k] - want.keypoints[i]) / (side, side, 1)).max()
             rows.append((overlaps[i, k], differences[i, k], of_masks))
     return np.array(rows, float).reshape(-1, 3).T
 

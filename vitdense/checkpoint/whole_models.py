@@ -9,6 +9,7 @@ from torch import Tensor
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule
 
+KEYPOINTS = "_kp_active_mask"  # of an RF-DETR: outputs, and keypoints that they have
 Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
 
 _MASKS_AUTHORS: Table = {
@@ -22,10 +23,12 @@ _MASKS_TRANSFORMERS: Table = {
     r"(?P<tail>(query|class_predictor|mask_head|upscale_block)\..+|attn_mask_probs)": "head.",
 }
 _RFDETR_AUTHORS: Table = {
-    r".+\.mask_token|_kp_active_mask": None,  # of DINOv2's pretraining; of a model with keypoints
+    r".+\.mask_token": None,  # of DINOv2's pretraining
+    rf"{KEYPOINTS}|transformer\.decoder\.keypoint_class_mask": None,  # which rows have keypoints, and that they differ
     r"backbone\.0\.encoder\.(encoder\.)?(?P<tail>.+)": "backbone.",
     r"backbone\.0\.projector\.(?P<tail>.+)": "neck.",
-    r"(?P<tail>(transformer|refpoint_embed|query_feat|class_embed|bbox_embed|segmentation_head)\..+)": "bbox_head.",
+    r"backbone\.0\.cross_attn_projector\.(?P<tail>.+)": "neck.keypoints.",
+    r"(?P<tail>(transformer|query_feat|(refpoint|class|bbox|keypoint)_embed|segmentation_head)\..+)": "bbox_head.",
 }
 _RFDETR_TRANSFORMERS: Table = {
     r".+\.mask_token": None,
@@ -89,8 +92,11 @@ def trained_classes(checkpoint: Mapping) -> dict[int, str]:
 
 def with_named_outputs(state: Mapping[str, Tensor], names: Mapping[int, str]) -> tuple[dict[str, Tensor], str]:
     """The state dict of an RF-DETR without outputs that have no name, and a sentence on its outputs. More names than
-    outputs are a `CheckpointMismatchError`.
+    outputs are a `CheckpointMismatchError`. Of a model with keypoints, the outputs that have them stay.
     """
+    if KEYPOINTS in state and state[KEYPOINTS].any():
+        rows = state[KEYPOINTS].any(1).nonzero()[:, 0]
+        return {key: value[rows] if re.fullmatch(CLASSES, key) else value for key, value in state.items()}, ""
     outputs = next((len(value) for key, value in state.items() if re.fullmatch(CLASSES, key)), 0)
     if not names or not outputs or (names.get(0), [*names.values()][-1], len(names), outputs) == COCO:
         return dict(state), ""

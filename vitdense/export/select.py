@@ -12,6 +12,15 @@ import torchvision
 from torch import Tensor
 
 
+class FoundKeypoints(NamedTuple):
+    """Objects of a batch with K keypoints."""
+
+    boxes: Tensor  # [B, N, 4] float32
+    scores: Tensor  # [B, N] float32
+    labels: Tensor  # [B, N] int64
+    keypoints: Tensor  # [B, N, K, 3] float32: x, y in pixels, score
+
+
 class Found(NamedTuple):
     """Objects of a batch."""
 
@@ -52,15 +61,15 @@ def best(scores: Tensor, number: int) -> tuple[Tensor, Tensor]:
 def corners(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Boxes (cx, cy, width, height) in 0..1, ``[..., 4]``, as (x1, y1, x2, y2) in pixels of an image (h, w)."""
     centre, side = boxes.float().split(2, -1)
-    return torch.cat([centre - side / 2, centre + side / 2], -1) * _sides(size, boxes)
+    return torch.cat([centre - side / 2, centre + side / 2], -1) * sides(size, boxes)
 
 
 def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Boxes inside of an image (h, w)."""
-    return torch.minimum(boxes.clamp(min=0), _sides(size, boxes))
+    return torch.minimum(boxes.clamp(min=0), sides(size, boxes))
 
 
-def _sides(size: tuple[int, int], like: Tensor) -> Tensor:
+def sides(size: tuple[int, int], like: Tensor) -> Tensor:
     """``[4]``: width, height, width, height."""
     return torch.cat([torch.full((1,), side, dtype=torch.float32, device=like.device) for side in size[::-1]] * 2)
 

@@ -99,6 +99,7 @@ class Predictor:
         inference: How it predicts.
         names: Of its classes.
         palette: Their colours, [classes, 3] uint8 RGB.
+        skeleton: Pairs of keypoints, which pictures join.
         dataset: Config of its test data.
         reader: Of images, by the test pipeline.
         operating_point: Of the checkpoint; None without one.
@@ -107,6 +108,8 @@ class Predictor:
     Raises:
         ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
     """
+
+    skeleton: Sequence[tuple[int, int]] = ()
 
     def __init__(
         self,
@@ -127,6 +130,7 @@ class Predictor:
         if self.operating_point and inference.score_thr is None:
             print_log(f"operating point {self.operating_point} (score_thr= or --score-thr for another)", "current")
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
+        self.skeleton = self.model.dataset_meta.get("skeleton", ())
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
@@ -249,6 +253,7 @@ class Predictor:
         found = sample.pred_instances
         scores, least_scores = found.scores.cpu(), least(threshold, found.labels.cpu().numpy())
         found = found[scores >= torch.as_tensor(least_scores).to(scores)].cpu()  # masks of some heads are on it already
+        shown["skeleton"] = self.skeleton
         result = Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
         if self.operating_point:
             result.probabilities = self.operating_point.probabilities(result.scores, result.labels)

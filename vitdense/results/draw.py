@@ -18,6 +18,8 @@ TEXT_SHARE = 38  # side of a square picture / text height
 OUTLINE_SHARE = 350  # side of a square picture / width of the outline of an object
 MIDDLE = 400  # of the three values of a colour: text on a lighter one is dark
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
+LEAST = 0.3  # score of a keypoint that is drawn
+FAR = 1 << 14  # pixels, that OpenCV draws
 DIMMED = 0.8  # brightness of an image under measures
 PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
 
@@ -134,6 +136,25 @@ def instances(
         pen.rectangle((x, y, x + right + text // 2, y + bottom + text // 2), fill=colour)
         pen.text((x + text // 4, y + text // 4), words, PAPER if sum(colour) < MIDDLE else INK, font, anchor="lt")
     return np.asarray(page)
+
+
+def skeletons(
+    image: np.ndarray, keypoints: np.ndarray, pairs: Sequence[tuple[int, int]], colours: Sequence | np.ndarray
+) -> np.ndarray:
+    """Draw the keypoints of objects, [N, K, 3]: x, y in pixels and score; and lines between pairs of them. Those with a
+    score below `LEAST` are left out."""
+    picture = image.copy()
+    line = max(1, round(math.sqrt(image.shape[0] * image.shape[1]) / OUTLINE_SHARE))
+    for points, colour in zip(keypoints, np.asarray(colours).tolist()):
+        shown = points[:, 2] >= LEAST
+        places = [tuple(one) for one in np.rint(points[:, :2]).clip(-FAR, FAR).astype(int).tolist()]
+        for a, b in pairs:
+            if shown[a] and shown[b]:
+                cv2.line(picture, places[a], places[b], colour, line, cv2.LINE_AA)
+        for place in (place for place, is_shown in zip(places, shown) if is_shown):
+            cv2.circle(picture, place, 2 * line, PAPER, cv2.FILLED, cv2.LINE_AA)
+            cv2.circle(picture, place, 2 * line, colour, line, cv2.LINE_AA)
+    return picture
 
 
 def _tint(picture: np.ndarray, mask: np.ndarray, colour: tuple[int, ...], alpha: float, line: int) -> None:

@@ -31,12 +31,14 @@ class Result(Output):
         image: The pixels, [H, W, 3] uint8 RGB; an image with an EXIF orientation is turned.
         names: Of the classes.
         palette: Their colours, [classes, 3] uint8 RGB; by default `draw.distinct_colours`.
+        skeleton: Pairs of keypoints that `plot` joins.
     """
 
     rle: list[dict] | None = field(default=None, repr=False)
     image: np.ndarray | None = field(default=None, repr=False)
     names: Sequence[str] = ()
     palette: np.ndarray | None = field(default=None, repr=False)
+    skeleton: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         if self.rle is not None:
@@ -72,7 +74,8 @@ class Result(Output):
         return cv2.transpose(columns).view(bool)
 
     def plot(self) -> Image.Image:
-        """The image with boxes, masks and scores, or with classes or segments and a legend, which makes it wider."""
+        """The image with boxes, masks, keypoints and scores, or with classes or segments and a legend, which makes it
+        wider."""
         self._need("image", "plot")
         if self.panoptic is not None:
             labels = np.array([len(self.names), *(one["label"] for one in self.segments)])
@@ -90,7 +93,11 @@ class Result(Output):
         names = draw.drawable(self.names)
         texts = [f"{names[self.labels[i]]} {self.scores[i]:.2f}" for i in order]
         masks = (None if self.rle is None else self.mask(i) for i in order)
-        return Image.fromarray(draw.instances(self.image, boxes, texts, self.palette[self.labels[::-1]], masks))
+        colours = self.palette[self.labels[::-1]]
+        drawn = draw.instances(self.image, boxes, texts, colours, masks)
+        if self.keypoints is not None:
+            drawn = draw.skeletons(drawn, self.keypoints[::-1], self.skeleton, colours)
+        return Image.fromarray(drawn)
 
     def save(self, path: str | Path) -> None:
         """Write `plot` to a file; the suffix says the format. A JPEG has no artefacts at letters and edges."""
@@ -98,6 +105,7 @@ class Result(Output):
 
     def to_coco(self, image_id: int = 0, category_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """The objects as results that `COCO.loadRes` takes, with ``bbox``: left, upper, width, height in pixels.
+        Keypoints are x, y and score of each.
 
         Args:
             image_id: Of the image in the data set.
@@ -112,7 +120,11 @@ class Result(Output):
         for i, (x1, y1, x2, y2) in enumerate(self.boxes.tolist()):
             score, label = float(self.scores[i]), int(self.labels[i])
             one = {"image_id": image_id, "category_id": ids[label], "bbox": [x1, y1, x2 - x1, y2 - y1], "score": score}
-            found.append(one if self.rle is None else {**one, "segmentation": self.rle[i]})
+            if self.rle is not None:
+                one["segmentation"] = self.rle[i]
+            if self.keypoints is not None:
+                one["keypoints"] = self.keypoints[i].ravel().tolist()
+            found.append(one)
         return found
 
     def to_supervision(self) -> "supervision.Detections":

@@ -27,6 +27,8 @@ SIZES = {  # image, decoder layers, windows, patch, queries, masks
     "SegSmall": (384, 4, 2, 12, 100, True),
     "SegMedium": (432, 5, 2, 12, 200, True),
     "SegLarge": (504, 5, 2, 12, 200, True),
+    "SegXLarge": (624, 6, 2, 12, 300, True),
+    "Seg2XLarge": (768, 6, 2, 12, 300, True),
 }
 CLASSES, QUERIES, PIXELS = slice(None, None, 7), slice(None, None, 10), slice(None, None, 3)  # that are kept
 
@@ -72,12 +74,15 @@ def load(model, name, **shapes):
 
 
 GOLDENS = {"rfdetr_n": "Nano", "rfdetr_seg_n": "SegNano"}
+LARGE = {"rfdetr_seg_xl": "SegXLarge", "rfdetr_seg_2xl": "Seg2XLarge"}
+OTHERS = {"rfdetr_transformers_n": "Nano", "rfdetr_transformers_seg_n": "SegNano"}
 
 
-@pytest.mark.parametrize("name", [*GOLDENS, "rfdetr_transformers_n", "rfdetr_transformers_seg_n"])
+@pytest.mark.parametrize("name", [*GOLDENS, *LARGE, *OTHERS])
 @torch.no_grad()
 def test_outputs(name):
-    model = load(make("SegNano" if "seg" in name else "Nano"), GOLDENS.get(name, name))
+    of_authors = GOLDENS | LARGE
+    model = load(make((of_authors | OTHERS)[name]), of_authors.get(name, name))
     golden = load_file(GOLDEN / f"{name}.safetensors")
     for at in {key.partition("/")[0] for key in golden}:
         maps = model.extract_feat(normal("image", 1, 3, *map(int, at.split("x"))))
@@ -163,6 +168,7 @@ def test_losses_and_gradients_with_an_image_without_objects(name):
 
 
 TOTALS = {"Nano": 30.47, "Small": 32.11, "Medium": 33.69, "Large": 33.93, "SegNano": 33.58, "SegMedium": 35.69}
+TOTALS |= {"SegXLarge": 38.11, "Seg2XLarge": 38.65}
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -57,7 +57,7 @@ def test_a_model_by_its_name(file, monkeypatch):
 
 def test_every_size_has_a_file_of_its_own():
     rows = [find_published(name) for name in list_published() if name.startswith("rfdetr_")]
-    assert len({row.address for row in rows}) == len(rows) == 8
+    assert len({row.address for row in rows}) == len(rows) == 11
     for row in rows:
         head = load_config(row.config).model.bbox_head
         assert bool(head.get("with_masks")) == ("seg" in row.name)

@@ -37,6 +37,7 @@ from vitdense.mm.data.images import (
     read_pixels,
 )
 from vitdense.mm.data.kept import mark
+from vitdense.mm.data.keypoints import keypoint_faults, metainfo_of
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map, read_label_maps
 from vitdense.mm.data.panoptic import ids_of_colours, read_panoptic
 from vitdense.mm.data.samples import Samples, Size
@@ -341,6 +342,35 @@ class AnnotatedSet(DataSet):
         return ObjectPictures(images, content.get("annotations", ()), names, self.stored)
 
 
+class KeypointSet(AnnotatedSet):
+    """Instances with keypoints."""
+
+    @property
+    def depends(self) -> list[object]:
+        return [*super().depends, "keypoints", *self.classes]
+
+    def read(self) -> Samples:
+        samples, content = super().read(), parse(Path(self.file))
+        samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
+        points = [one["keypoints"][2::3] for one in content.get("annotations", ()) if one.get("keypoints")]
+        labelled = sum(any(flags) for flags in points)
+        samples.rows.append(f"{count(labelled, 'annotations')} with keypoints that are labelled")
+        return samples
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        yield from super().faults(first, trained)
+        about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
+        number, head = len(about["keypoints"]), self.cfg.model.get("bbox_head") or {}
+        if head.get("num_keypoints", number) != number:
+            what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {head['num_keypoints']}"
+            yield Fault(what, self.where, fix=f"set it to {number}")
+        if not self.training and len(about["sigmas"]) != number:
+            what = f"the metric needs a sigma for each of {number} keypoints, got {len(about['sigmas'])}"
+            yield Fault(
+                what, self.where, fix="add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
+            )
+
+
 class PanopticSet(AnnotatedSet):
     """Segments, in a JSON file and PNGs."""
 
@@ -599,4 +629,6 @@ def _format(dataset: dict, kind: type | None) -> type[DataSet]:
         return MapSet
     if annotation_file(dataset) and is_panoptic(kind):
         return PanopticSet
+    if annotation_file(dataset) and "keypoints" in kind.METAINFO:
+        return KeypointSet
     return AnnotatedSet if annotation_file(dataset) and reads_coco(kind) else DataSet

@@ -77,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--method", choices=("cascade", "mask_rcnn", "rfdetr"), help=rfdetr)
     add("--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask")
     add("--masks", action="store_true", help="of rfdetr, which otherwise trains on boxes alone")
+    add(
+        "--keypoints", action="store_true", help="of rfdetr: boxes and keypoints, of data of one category that has them"
+    )
     add("--weights", metavar="FILE", help=weights)
     add = tasks.add_parser("segmentation", help="label maps: images of class indices").add_argument
     add("--head", choices=SEGMENTORS, help="default: upernet; linear and dpt are on plain ViTs")
@@ -123,10 +126,10 @@ def set_method(args: argparse.Namespace) -> None:
                 "--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model"
             )
     is_rfdetr = args.method == "rfdetr"
-    if (args.masks or args.weights) and not is_rfdetr:
-        raise ConfigError("--masks, --weights: they belong to --method rfdetr; leave them out")
-    if args.masks and args.boxes:
-        raise ConfigError("--masks, --boxes: got both; leave one of them out")
+    if (args.masks or args.weights or (args.keypoints and not args.base)) and not is_rfdetr:
+        raise ConfigError("--masks, --keypoints, --weights: they belong to --method rfdetr; leave them out")
+    if args.masks + args.boxes + args.keypoints > 1:
+        raise ConfigError("--masks, --boxes, --keypoints: got several; leave all but one out")
     if is_rfdetr and args.backbone:
         raise ConfigError(
             "--backbone: rfdetr starts from whole models; for other trunks give --base rfdetr_deit_s_coco"

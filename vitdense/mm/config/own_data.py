@@ -28,6 +28,7 @@ from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
+from vitdense.mm.data.keypoints import metainfo_of
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.samples import Samples
 from vitdense.mm.data.yolo import read_yolo
@@ -41,7 +42,9 @@ DETECTORS = {  # (method, boxes only) -> recipe
     ("rfdetr", False): "rfdetr_seg_s_coco",
     ("rfdetr", True): "rfdetr_s_coco",
 }
+KEYPOINTS = "rfdetr_keypoints_coco"
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
+KEYPOINT_ROWS = r"bbox_head\.(decoder\.kinds|(first_)?points\.queries)"  # likewise, a row of each keypoint
 SEGMENTORS = {  # head -> recipe
     "upernet": "upernet_swin_t_ade20k",
     "linear": "linear_dinov3_s_ade20k",
@@ -71,6 +74,7 @@ class Data:
         train: Other arguments of the training set.
         val: Likewise.
         densest: Most objects of an image, of a detector's data.
+        num_keypoints: Of the category, where keypoints are trained; otherwise 0.
         written: Annotation files to write, by their paths.
     """
 
@@ -81,6 +85,7 @@ class Data:
     train: Mapping[str, Any]
     val: Mapping[str, Any]
     densest: int = 0
+    num_keypoints: int = 0
     written: Mapping[Path, Mapping] = field(default_factory=dict)
 
 
@@ -136,7 +141,17 @@ def _annotated(args: argparse.Namespace) -> Data:
     shared = {} if is_panoptic else {"metainfo": {"classes": classes}}
     densest = 0 if is_panoptic else max(one.densest for one in found.values())
     line = describe("Panoptic segmentation" if is_panoptic else "Detection", classes, sizes, found["val"].sizes)
-    return Data(line, root, _short_side(sizes), shared, **own, densest=densest, written=written)
+    points = _num_keypoints(args.train, classes, written.get(args.train)) if vars(args).get("keypoints") else 0
+    more = {"densest": densest, "num_keypoints": points, "written": written}
+    return Data(line, root, _short_side(sizes), shared, **own, **more)
+
+
+def _num_keypoints(file: Path, classes: Sequence[str], written: Mapping | None) -> int:
+    """Keypoints of the one category of a file."""
+    if written is not None or len(classes) != 1:
+        got = "YOLO's format" if written is not None else f"{file} with {count(len(classes), 'categories')}"
+        raise ConfigError(f"--keypoints: got {got}, expected COCO's with one category, which has 'keypoints'")
+    return len(metainfo_of(file, {})["keypoints"])
 
 
 def _check_folder(option: str, folder: Path, name: str) -> None:
@@ -257,7 +272,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     changed = Config({"model": model})
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-    changed.merge_from_dict({**limits, **_of_other_data(cfg, data)})
+    points = {"model.bbox_head.num_keypoints": data.num_keypoints} if data.num_keypoints else {}
+    changed.merge_from_dict({**limits, **points, **_of_other_data(cfg, data)})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
     lines = [
         docstring(data.line, commands(args.out)),
@@ -273,7 +289,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         lines.append(f"model = {code(model, prefix=8)}{reason}")
     if is_rfdetr:
         lines.append(f"load_from = {code(args.weights or find_published(base.stem).address)}")
-        fresh = {"exact_load": {"fresh": [Name(f'r"{CLASS_HEADS}"')]}}
+        patterns = [CLASS_HEADS, KEYPOINT_ROWS] if data.num_keypoints else [CLASS_HEADS]
+        fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
         lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
     if backbone.get("frozen_stages") == "all":
         base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
@@ -283,7 +300,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
     lines.append(f"dataset = {code(shared, prefix=10)}")
     for split, own in (("train", data.train), ("val", data.val)):
-        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, args.task)}
+        task = "keypoints" if data.num_keypoints else args.task
+        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, task)}
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
     if evaluator:
@@ -314,7 +332,8 @@ def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
 def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
     """What a data set needs that takes the place of the base's, of a type with other arguments."""
     dataset = cfg[f"{split}_dataloader"].dataset
-    own = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}.get(task)
+    names = {"detection": "CocoDataset", "keypoints": "vitdense.KeypointDataset"}
+    own = {**names, "panoptic": "vitdense.PanopticDataset"}.get(task)
     if dataset.type == own if own else "draw" not in dataset:
         return {}
     kind = {"type": own} if own else {}
@@ -327,7 +346,7 @@ def _recipe(args: argparse.Namespace) -> Path:
     if args.task == "panoptic":
         name = PANOPTIC
     elif args.task == "detection":
-        name = DETECTORS[args.method, args.boxes]
+        name = KEYPOINTS if args.keypoints else DETECTORS[args.method, args.boxes]
     else:
         name = SEGMENTORS[args.head or "upernet"]
     return CONFIGS / f"{name}.py"
@@ -341,6 +360,8 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
     for split in ("train", "val"):
         if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
             raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
+    if ("num_keypoints" in (cfg.model.get("bbox_head") or {})) != bool(vars(args).get("keypoints")):
+        raise ConfigError(f"--keypoints: it belongs to a base with keypoints, and {args.base} with it alone")
     if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
         raise ConfigError(
             f"--boxes: {args.base} has a mask head; start from a config without one, such as "

@@ -65,8 +65,8 @@ def type_name(step: object) -> str:
 
 
 def loads_labels(step: object) -> bool:
-    """Whether a step of a pipeline is a loader of annotations: of mmdet's, mmseg's, or mmdet's panoptic ones."""
-    return type_name(step) in ("LoadAnnotations", "LoadPanopticAnnotations")
+    """Whether a step of a pipeline is a loader of annotations: of mmdet's, mmseg's, mmdet's panoptic ones, or ours."""
+    return type_name(step) in ("LoadAnnotations", "LoadPanopticAnnotations", "LoadKeypoints")
 
 
 def leaf_datasets(dataset: dict) -> Iterator[dict]:

@@ -416,10 +416,11 @@ def _decodes(mask: Mapping) -> bool:
 
 class Overview(NamedTuple):
     """What every process asks of an annotation file: names of its categories in its order, and those of things; others,
-    in panoptic files, are stuff."""
+    in panoptic files, are stuff. And the categories themselves."""
 
     categories: tuple[str, ...]
     things: tuple[str, ...]
+    content: tuple[Mapping[str, Any], ...]
 
     @property
     def things_first(self) -> tuple[str, ...]:
@@ -457,4 +458,4 @@ def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
             f"'categories' of objects with a 'name'"
         ) from error
     things = tuple(category["name"] for category in categories if category.get("isthing", 1))
-    return Overview(names, things)
+    return Overview(names, things, tuple(categories))

@@ -22,7 +22,10 @@ from mmengine.logging import print_log
 import vitdense
 from vitdense.mm.data.classes import category_ids
 from vitdense.mm.data.coco import KEPT, forget, left_out, overview, parse, without_doubles
+from vitdense.mm.data.figures import FIGURE, draw_figures
 from vitdense.mm.data.kept import cache_file, mark, read_tensors, write_tensors
+from vitdense.mm.data.keypoint_steps import LoadKeypoints  # noqa: F401  registers it
+from vitdense.mm.data.keypoints import PERSON, kinds_of, metainfo_of
 from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand
 from vitdense.mm.errors import ConfigError
@@ -65,6 +68,23 @@ class OnceCOCO(NamedCOCO):
         super().index(without_doubles(content))
 
 
+class KeypointCOCO(NamedCOCO):
+    """Boxes, and in the place of masks keypoints."""
+
+    def index(self, content: Mapping) -> None:
+        mirrored = {category["id"]: kinds_of(category).mirrored for category in content["categories"]}
+        rows = []
+        for one in content.get("annotations", ()):
+            own = mirrored.get(one["category_id"], [])
+            points = one.get("keypoints") or [0] * (3 * len(own))
+            rows.append({**one, "segmentation": {"points": points, "mirrored": own}})
+        super().index({**content, "annotations": rows})
+
+
+class OnceKeypointCOCO(KeypointCOCO, OnceCOCO):
+    """Each object once."""
+
+
 class NamedPanoptic(ByName, COCOPanoptic):
     """Segments."""
 
@@ -98,6 +118,7 @@ class Truth(ByName, COCO):
         self.images = {key: i for i, key in enumerate(sorted({image["id"] for image in self.content["images"]}), 1)}
         names = [*classes, *(category["name"] for category in others)]
         image_of = {image["id"]: image for image in self.content["images"]}
+        self.numbers_of_points = {one["id"]: 3 * len(one.get("keypoints") or ()) for one in categories}
         kept = [  # as training has them; of the others the checks warn
             one
             for one in self.content.get("annotations", ())
@@ -114,7 +135,11 @@ class Truth(ByName, COCO):
 
     def _counted(self, one: Mapping) -> dict:
         """An annotation for the evaluation, which knows crowds alone: what training ignores is not missed either."""
-        return {**self._numbered(one), "iscrowd": int(bool(one.get("iscrowd") or one.get("ignore")))}
+        counted = {**self._numbered(one), "iscrowd": int(bool(one.get("iscrowd") or one.get("ignore")))}
+        if number := self.numbers_of_points[one["category_id"]]:  # without them, or any that is labelled: not missed
+            counted["keypoints"] = points = one.get("keypoints") or [0] * number
+            counted["num_keypoints"] = sum(flag > 0 for flag in points[2::3])
+        return counted
 
     def _numbered(self, one: Mapping) -> dict:
         numbers = {"image_id": self.images[one["image_id"]], "category_id": self.numbers[one["category_id"]]}
@@ -223,11 +248,37 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
         *args, **options: Of mmdet's class.
     """
 
-    COCOAPI = NamedCOCO
+    COCOAPI, ONCE = NamedCOCO, OnceCOCO
 
     def __init__(self, *args: Any, drop_doubles: bool = False, **options: Any) -> None:
-        self.COCOAPI = OnceCOCO if drop_doubles else NamedCOCO
+        if drop_doubles:
+            self.COCOAPI = self.ONCE
         super().__init__(*args, **options)
+
+
+@DATASETS.register_module()
+class KeypointDataset(CocoDataset):
+    """`CocoDataset` of one class with keypoints, as COCO's people have them.
+
+    Its `metainfo` has ``keypoints``, ``skeleton`` and ``sigmas`` too, see `Kinds`: its own, else of the category in the
+    annotation file, else of COCO's person. A step `LoadKeypoints` loads them.
+
+    Args:
+        drop_doubles: See `CocoDataset`.
+        *args, **options: Of mmdet's class.
+
+    Raises:
+        ConfigError: The category has no keypoints, or its skeleton or sigmas are those of others.
+    """
+
+    COCOAPI, ONCE = KeypointCOCO, OnceKeypointCOCO
+    METAINFO = {"classes": ("person",), "palette": [(220, 20, 60)], **kinds_of(PERSON)._asdict()}  # noqa: RUF012
+
+    def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:
+        file = Path(options.get("data_root") or "", ann_file)
+        if ann_file and file.is_file():
+            metainfo = metainfo_of(file, metainfo or {})
+        super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
 
 
 @DATASETS.register_module()
@@ -268,6 +319,18 @@ class ShapesDataset(DrawnOnDemand, CocoDataset):
     """
 
     METAINFO = {"classes": CLASSES, "palette": PALETTE}  # noqa: RUF012
+
+
+@DATASETS.register_module()
+class FiguresDataset(DrawnOnDemand, KeypointDataset):
+    """Figures with keypoints of an embedded data set.
+
+    Usual paths under ``data_root``: ``ann_file='annotations/keypoints_train.json'``,
+    ``data_prefix=dict(img='train/')``, and the same with ``val``.
+    """
+
+    METAINFO = {"classes": ("figure",), "palette": PALETTE[:1], **kinds_of(FIGURE)._asdict()}  # noqa: RUF012
+    draws = staticmethod(draw_figures)
 
 
 @DATASETS.register_module()

@@ -15,9 +15,10 @@ from vitdense.files import atomic_write
 from vitdense.mm.data.coco import parse
 from vitdense.mm.errors import join_some
 from vitdense.results.result import Result
+from vitdense.runtime import SCORE
 
 # Keys of a COCO result; a detection of a data set has more.
-RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation")
+RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation", "keypoints")
 
 
 class Found(NamedTuple):
@@ -104,7 +105,8 @@ class CocoPredictions:
     def result(self) -> dict[str, list[dict]]:
         """A COCO data set of all that was found."""
         images = self.images
-        return {"images": images, "annotations": [*self.annotations(images)], "categories": self.categories}
+        annotations = [*map(as_annotation, self.annotations(images))]
+        return {"images": images, "annotations": annotations, "categories": self.categories}
 
     def _annotations(self, result: Result) -> Iterator[dict]:
         from pycocotools import mask as rle
@@ -120,7 +122,7 @@ class CocoPredictions:
         with atomic_write(path) as scratch, scratch.open("w", encoding="utf-8") as file:  # of 10^6, one at a time
             file.write(f'{{"images": {json.dumps(images)}, "annotations": [' if as_dataset else "[")
             for i, one in enumerate(self.annotations(images)):
-                row = one if as_dataset else {key: one[key] for key in RESULT_KEYS if key in one}
+                row = as_annotation(one) if as_dataset else {key: one[key] for key in RESULT_KEYS if key in one}
                 file.write(", " * bool(i) + json.dumps(row))
             file.write(f'], "categories": {json.dumps(self.categories)}}}' if as_dataset else "]")
 
@@ -131,6 +133,16 @@ class CocoPredictions:
                 f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get ids that it does not "
                 f"use: {join_some(names)}; --format dataset writes the names of all"
             )
+
+
+def as_annotation(one: dict) -> dict:
+    """A detection as an annotation: keypoints, if it has some, are visible from a score of `SCORE` on, others not
+    labelled."""
+    if "keypoints" not in one:
+        return one
+    flags = [2 * (score >= SCORE) for score in one["keypoints"][2::3]]
+    places = zip(one["keypoints"][::3], one["keypoints"][1::3], flags)
+    return {**one, "keypoints": [v for place in places for v in place], "num_keypoints": sum(map(bool, flags))}
 
 
 def _locate(image: Path) -> Path:

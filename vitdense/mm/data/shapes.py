@@ -11,7 +11,7 @@ import math
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
@@ -74,6 +74,7 @@ class DrawnOnDemand:
     """
 
     drawn_on_demand = True  # read by the checks before training: files may be missing
+    draws = staticmethod(lambda *args, **options: draw_dataset(*args, **options))
 
     def __init__(self, *args: Any, draw: dict | None = None, **kwargs: Any) -> None:
         self.draw = draw or {}
@@ -85,7 +86,7 @@ class DrawnOnDemand:
 
         if not Path(self.data_root).exists():
             print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
-        draw_dataset(self.data_root, **self.draw)
+        self.draws(self.data_root, **self.draw)
         if self.ann_file and not Path(self.ann_file).exists():  # which earlier versions did not draw
             raise OptionError(f"{self.ann_file} does not exist; delete {self.data_root}, and it is drawn anew")
         super().full_init()
@@ -98,6 +99,7 @@ def draw_dataset(
     image_size: tuple[int, int] = (256, 256),
     seed: int = 0,
     workers: int | None = None,
+    draw_into: Callable[[Path, dict, int], None] | None = None,
 ) -> Path:
     """Draw the data set into ``root`` unless it exists already, and return the folder.
 
@@ -116,6 +118,7 @@ def draw_dataset(
         image_size: Height and width in pixels.
         seed: Random seed.
         workers: Threads; default one per core, at most 8.
+        draw_into: Writes another data set into a folder, of these arguments as a dict, by so many threads.
 
     Raises:
         ValueError: An argument is out of range, or ``root`` is another data set or folder; it stays unchanged.
@@ -130,7 +133,7 @@ def draw_dataset(
         # If several processes draw, the first to rename its folder wins, and the others delete theirs.
         folder = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
         try:
-            _draw_into(folder, stamp, workers or min(8, os.cpu_count() or 1))
+            (draw_into or _draw_into)(folder, stamp, workers or min(8, os.cpu_count() or 1))
             folder.rename(root)
         except OSError:
             if not root.exists():
@@ -222,7 +225,7 @@ def draw_image(
     Returns:
         The image, uint8 [H, W, 3] RGB, and its instances, from back to front, with disjoint masks.
     """
-    scene = _Scene(rng, size)
+    scene = Scene(rng, size)
     scene.add_clutter()
     if crowd:
         scene.add_crowd()
@@ -231,7 +234,7 @@ def draw_image(
     return scene.render(), scene.instances
 
 
-class _Scene:
+class Scene:
     """A canvas that is painted from back to front, and its instances with their visible pixels."""
 
     def __init__(self, rng: np.random.Generator, size: Sequence[int]) -> None:
@@ -263,7 +266,7 @@ class _Scene:
         for _ in range(rng.integers(18, 40)):
             radius = max(4.0, rng.uniform(5, 8) * self.scale)
             cover = self._rasterize(_outline(rng, label), radius, centre + rng.normal(0, spread, 2))
-            self._paint(cover, self._class_colour(label, background))
+            self._paint(cover, self.class_colour(label, background))
             region |= cover >= 0.5
         self.instances.append(Instance(label, region, float(region.sum()), crowd=True))
 
@@ -284,8 +287,12 @@ class _Scene:
                 rest = [old._replace(mask=old.mask & ~new.mask) for old in self.instances]
                 if all(instance.visible >= MIN_VISIBLE for instance in (*rest, new)):
                     self.instances = [*rest, new]
-                    self._paint(cover, self._class_colour(label, self.canvas[:, new.mask].mean(1)))
+                    self._paint(cover, self.class_colour(label, self.canvas[:, new.mask].mean(1)))
                     break
+
+    def paint(self, strokes: np.ndarray, colour: np.ndarray) -> None:
+        """Paint strokes, uint8 [H, W], in a texture of a colour."""
+        self._paint(strokes / np.float32(255), colour)
 
     def render(self) -> np.ndarray:
         """The canvas with lighting, blur and noise, uint8 [H, W, 3]."""
@@ -343,7 +350,7 @@ class _Scene:
         """An RGB colour in 0..1 of a hue (0..1 is the whole circle), with random saturation and brightness."""
         return np.array(colorsys.hsv_to_rgb(hue % 1, self.rng.uniform(*saturation), self.rng.uniform(0.25, 0.95)))
 
-    def _class_colour(self, label: int, under: np.ndarray) -> np.ndarray:
+    def class_colour(self, label: int, under: np.ndarray) -> np.ndarray:
         """A colour around the hue of the class that differs from its background ``under``, if 12 draws find one."""
         for _ in range(12):
             hue = (label + self.rng.normal(0, 0.45)) / len(CLASSES)  # hues of neighbouring classes overlap

@@ -18,10 +18,10 @@ from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from torch import Tensor, nn
 
-from vitdense.export.select import Found, best, clip, corners, pack, suppress, take
+from vitdense.export.select import Found, FoundKeypoints, best, clip, corners, pack, sides, suppress, take
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
-from vitdense.mm.heads.rfdetr.head import RFDETRHead
+from vitdense.mm.heads.rfdetr.head import RFDETRHead, shown_keypoints
 
 # Pairs of a box and a class that enter the last suppression, of an image; mmdet takes all above `score_thr`.
 CANDIDATES = 2000
@@ -47,7 +47,8 @@ def pad(image: Tensor, divisor: int, value: float) -> Tensor:
     return F.pad(image, (0, right, 0, bottom), value=value)
 
 
-Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], tuple[Found, Tensor | None]]
+Objects = tuple[Found | FoundKeypoints, Tensor | None]  # and their masks
+Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], Objects]
 
 
 def finder(model: nn.Module) -> Finder:
@@ -207,13 +208,18 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     return pack(take(boxes, index), scores, take(pair, index) % classes), None
 
 
-def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, Tensor | None]:
+def _of_rfdetr(
+    model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]
+) -> tuple[Found | FoundKeypoints, Tensor | None]:
     """Objects of RF-DETR, whose queries need no suppression, and logits of their masks ``[B, N, h, w]``."""
     head = model.bbox_head
     (layer,) = head(maps)
     scores, labels, queries = head.best(layer)  # [B, N] each
     boxes = corners(take(layer.boxes, queries), head.extent(maps))  # [B, N, 4]
     found = pack(clip(boxes, size), scores, labels)
+    if layer.keypoints is not None:
+        sizes = sides(head.extent(maps), boxes)[:2]
+        return FoundKeypoints(*found, shown_keypoints(take(layer.keypoints, queries), sizes)), None
     if layer.masks is None:
         return found, None
     return found, layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()

@@ -72,7 +72,8 @@ class DetectorMaps(Task):
 class Detector(Task):
     """``boxes`` ``[B, N, 4]`` (x1, y1, x2, y2) in pixels of the input, ``scores`` ``[B, N]``, best first, and
     ``labels`` ``[B, N]``; of a detector with masks also ``masks`` ``[B, N, 28, 28]``, the probabilities inside of each
-    box, of RF-DETR ``[B, N, h, w]``, logits of the whole image.
+    box, of RF-DETR ``[B, N, h, w]``, logits of the whole image; with keypoints ``keypoints`` ``[B, N, K, 3]``, x and y
+    in pixels of the input, and a score.
 
     N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
 

@@ -98,6 +98,8 @@ def fields_of(found: InstanceData) -> dict[str, Any]:
     """Detections of mmdet as fields of a `Result`; the mask of one whose score is too low for a mask is None."""
     found = found.cpu()
     fields = {"boxes": found.bboxes.numpy(), "scores": found.scores.numpy(), "labels": found.labels.numpy()}
+    if "keypoints" in found:
+        fields["keypoints"] = found.keypoints.numpy()
     if "masks" not in found:
         return fields
     codes = (mask if mask is None or isinstance(mask, dict) else _encode(torch.as_tensor(mask)) for mask in found.masks)

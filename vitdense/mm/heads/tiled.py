@@ -40,6 +40,8 @@ class TiledDetector(BaseTTAModel):
             raise OptionError(
                 "tiles: got a panoptic model, expected a detector: test_cfg.panoptic_on=False makes it one"
             )
+        if hasattr(getattr(self.module, "bbox_head", None), "num_keypoints"):
+            raise OptionError("tiles: got a detector of keypoints, which are not merged, expected one without")
         self.side, self.overlap = side, overlap
         self.pipeline = Compose(pipeline)
 

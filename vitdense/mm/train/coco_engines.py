@@ -1,4 +1,4 @@
-"""COCO's evaluation of boxes and masks, by one of three packages, and the figures that are made of it.
+"""COCO's evaluation of boxes, masks and keypoints, by one of three packages, and the figures that are made of it.
 
 hotcoco is the fastest by far; pycocotools and faster-coco-eval are references, equal to 1e-12.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
+KEYPOINT_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # of OKS
 FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # what an evaluation of boxes reads
 
 
@@ -29,17 +30,21 @@ class Found:
 
     Attributes:
         boxes: [N, 7] float: image, left, upper, width and height in pixels, score, category.
-        masks: N run-length codes; None where boxes are evaluated.
+        masks: N run-length codes; None where boxes or keypoints are evaluated.
+        keypoints: [N, 3 K], x and y in pixels, and a score; None where boxes or masks are evaluated.
     """
 
     boxes: np.ndarray
     masks: Sequence[Mapping] | None = None
+    keypoints: np.ndarray | None = None
 
     def rows(self) -> list[dict]:
         """As COCO's files have them; those with masks have no box, by whose area COCO would take them for small."""
         places = [{"bbox": row[1:5]} for row in self.boxes.tolist()]
         if self.masks is not None:
             places = [{"segmentation": mask} for mask in self.masks]
+        if self.keypoints is not None:
+            places = [{"keypoints": row} for row in self.keypoints.tolist()]
         whole = self.boxes[:, [0, 6]].astype(int).tolist()
         return [
             {"image_id": image, "category_id": category, "score": score, **place}
@@ -52,9 +57,9 @@ class Evaluation:
     """What an engine measured.
 
     Attributes:
-        kind: ``bbox`` or ``segm``.
+        kind: ``bbox``, ``segm`` or ``keypoints``.
         precision: [IoU thresholds T, recalls, classes K, areas, limits M]; -1 where there is no object. Areas are all,
-            small, medium, large; limits are the numbers of objects of an image that count.
+            small, but not of keypoints, medium, large; limits are the numbers of objects of an image that count.
         recall: [T, K, areas, M].
         thresholds: [T] of IoU.
         limits: [M].
@@ -86,6 +91,14 @@ class Evaluation:
         values |= {f"AR@{limit}": _mean(recall[..., 0, i]) for i, limit in zip(range(3), (100, 300, 1000))}
         return values | {f"AR_{size}@1000": _mean(recall[..., area, -1]) for area, size in enumerate("sml", 1)}
 
+    def keypoint_figures(self) -> dict[str, float]:
+        """`KEYPOINT_ITEMS`, 0 to 1, as pycocotools defines them; -1 where there is no object."""
+        values = {"mAP": _mean(self.precision[..., 0, -1])}
+        for name, threshold in (("mAP_50", 0.5), ("mAP_75", 0.75)):
+            values[name] = _mean(self.precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
+        values |= {f"mAP_{size}": _mean(self.precision[..., area, -1]) for area, size in enumerate("ml", 1)}
+        return values | {"AR": _mean(self.recall[..., 0, -1])}
+
 
 def _mean(values: np.ndarray) -> float:
     """The mean of the values that there are."""
@@ -102,17 +115,19 @@ def evaluate(
     thresholds: float | Sequence[float],
     limits: Sequence[int],
     engine: str | None = None,
+    sigmas: Sequence[float] | None = None,
 ) -> Evaluation:
     """Evaluate the objects found in images.
 
     Args:
         truth: Numbered for the classes that are evaluated.
-        found: With masks for ``segm``.
-        kind: ``bbox`` or ``segm``.
+        found: With masks for ``segm``, with keypoints for ``keypoints``.
+        kind: ``bbox``, ``segm`` or ``keypoints``.
         images: Their numbers.
         thresholds: Of IoU.
         limits: How many objects of an image count, those of the highest scores.
         engine: One of `ENGINES`; by default the first that is installed.
+        sigmas: Of keypoints, in whose OKS thresholds are.
 
     Raises:
         ConfigError: The engine is unknown, or not installed.
@@ -123,6 +138,8 @@ def evaluate(
         made = ENGINES[chosen_engine(engine)](truth, found, kind)
         params = made.params
         params.catIds, params.imgIds, params.maxDets, params.iouThrs = categories, images, limits, thresholds
+        if sigmas is not None:
+            params.kpt_oks_sigmas = np.array(sigmas)
         made.evaluate()
         made.accumulate()
     precision, recall = np.asarray(made.eval["precision"]), np.asarray(made.eval["recall"])
@@ -140,7 +157,8 @@ def chosen_engine(name: str | None) -> str:
 def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
     import hotcoco
 
-    content, fields = truth.dataset, FIELDS if found.masks is None else (*FIELDS, "segmentation")
+    of_kind = {"segm": ("segmentation",), "keypoints": ("keypoints", "num_keypoints")}
+    content, fields = truth.dataset, (*FIELDS, *of_kind.get(kind, ()))
     known = hotcoco.COCO(
         {
             "images": [{key: image[key] for key in ("id", "width", "height")} for image in content["images"]],
@@ -148,7 +166,7 @@ def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
             "categories": content["categories"],
         }
     )
-    return hotcoco.COCOeval(known, known.loadRes(found.boxes if found.masks is None else found.rows()), kind)
+    return hotcoco.COCOeval(known, known.loadRes(found.boxes if kind == "bbox" else found.rows()), kind)
 
 
 def _faster_coco_eval(truth: "Truth", found: Found, kind: str) -> Any:

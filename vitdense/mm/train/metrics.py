@@ -20,7 +20,7 @@ from vitdense.mm.data.detection import Truth
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
-from vitdense.mm.train.coco_engines import BOX_ITEMS, Evaluation, Found, chosen_engine, evaluate
+from vitdense.mm.train.coco_engines import BOX_ITEMS, KEYPOINT_ITEMS, Evaluation, Found, chosen_engine, evaluate
 
 # mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
 _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
@@ -98,7 +98,7 @@ class _CocoMixin:
             values |= {f"{kind}_{item}": round(figures[item], 3) for item in self.metric_items or BOX_ITEMS}
         return values
 
-    def _evaluate(self, kind: str, found: Sequence[Mapping]) -> Evaluation:
+    def _evaluate(self, kind: str, found: Sequence[Mapping], **options: Any) -> Evaluation:
         if kind == "segm" and not all("masks" in one for one in found):
             raise ConfigError(
                 "metric of val_evaluator or test_evaluator: got 'segm' of a model without masks, expected 'bbox'"
@@ -113,14 +113,13 @@ class _CocoMixin:
             np.concatenate([one["labels"] for one in found])[:, None] + 1,  # categories are numbered from 1
         ]
         masks = [mask for one in found for mask in one["masks"]] if kind == "segm" else None
+        points = np.concatenate([one["keypoints"] for one in found]) if kind == "keypoints" else None  # [N, K, 3]
         return evaluate(
             self._coco_api,
-            Found(np.concatenate(columns, 1), masks),
+            Found(np.concatenate(columns, 1), masks, None if points is None else points.reshape(len(points), -1)),
             kind,
             images=self.img_ids,
-            thresholds=self.iou_thrs,
-            limits=self.proposal_nums,
-            engine=self.engine,
+            **{"thresholds": self.iou_thrs, "limits": self.proposal_nums, "engine": self.engine, **options},
         )
 
     def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
@@ -165,6 +164,44 @@ class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
 @METRICS.register_module()
 class FasterCocoMetric(_CocoMixin, _FASTER):
     """COCO box and mask AP, with mmdet's arguments: as many objects of an image count as `proposal_nums` ends with."""
+
+
+@METRICS.register_module()
+class KeypointMetric(FasterCocoMetric):
+    """`FasterCocoMetric` of boxes, and the AP of keypoints by OKS, of 20 objects of an image.
+
+    Sigmas are those of the data's `metainfo`, see `Kinds`.
+
+    Raises:
+        ConfigError: Results have no keypoints; or there are no sigmas, or for another number of keypoints.
+    """
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """As mmdet's."""
+        super().process(data_batch, data_samples)
+        for (_, found), sample in zip(self.results[-len(data_samples) :], data_samples):
+            if "keypoints" not in sample["pred_instances"]:
+                raise ConfigError("metric of keypoints: got results without; --tta has none, nor has another model")
+            found["keypoints"] = sample["pred_instances"]["keypoints"].cpu().numpy()
+
+    def compute_metrics(self, results: list) -> dict[str, float]:
+        """``keypoints_mAP`` and the others of `KEYPOINT_ITEMS`, and those of boxes."""
+        values, (_, found), sigmas = (
+            super().compute_metrics(results),
+            zip(*results),
+            self.dataset_meta.get("sigmas", ()),
+        )
+        if self.format_only:
+            return values
+        if len(sigmas) != found[0]["keypoints"].shape[1]:
+            raise ConfigError(
+                f"metric of keypoints: got {len(sigmas)} sigmas for {found[0]['keypoints'].shape[1]} keypoints; give "
+                f"as many, 'sigmas' of the category in the annotation file, or metainfo=dict(sigmas=[...]) of the data"
+            )
+        figures = dict.fromkeys(KEYPOINT_ITEMS, 0.0)
+        if any(len(one["bboxes"]) for one in found):
+            figures = self._evaluate("keypoints", found, limits=[20], sigmas=sigmas).keypoint_figures()
+        return values | {f"keypoints_{item}": round(value, 3) for item, value in figures.items()}
 
 
 def count_segments(

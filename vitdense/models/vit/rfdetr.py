@@ -1,4 +1,4 @@
-"""Naming schemes of the neck and the head of RF-DETR: ours, the authors' and transformers'."""
+"""Naming schemes of the necks and heads of RF-DETR: ours, the authors' and transformers'."""
 
 import re
 
@@ -26,12 +26,14 @@ def _projector(path: str, norm: str, first: str, last: str, blocks: str, parts: 
 
 
 _CONVS = ("first", "last", "blocks.{i}.0", "blocks.{i}.1")
+_PARTS = ("norm.*", *(f"{conv}.{part}.*" for conv in _CONVS for part in ("conv", "norm")))
+_STAGES = (*_projector("stages.0.0.", "bn", "cv1", "cv2", "m", ("cv1", "cv2")), Rule("stages.0.1.*", "norm.*"))
 PROJECTOR = Family(
     (
-        Scheme("vitdense", same("norm.*", *(f"{conv}.{part}.*" for conv in _CONVS for part in ("conv", "norm")))),
+        Scheme("vitdense", same(*_PARTS, *(f"keypoints.{part}" for part in _PARTS))),
         Scheme(
             "rfdetr",
-            (*_projector("stages.0.0.", "bn", "cv1", "cv2", "m", ("cv1", "cv2")), Rule("stages.0.1.*", "norm.*")),
+            (*_STAGES, *(Rule(f"keypoints.{rule.theirs}", f"keypoints.{rule.ours}") for rule in _STAGES)),
         ),
         Scheme(
             "transformers",
@@ -55,12 +57,19 @@ _MASKS = (
     "fc1",
     "fc2",
 )
+_CROSS = {f"point_{name}": f"kp_cross_attn.{other}" for name, other in _SAMPLING.items()}
+_POINTS = {"point_fc1": "kp_linear1", "point_fc2": "kp_linear3", "joint_norm": "kp_inst_norm", "point_norm1": "kp_norm"}
+_POINTS |= {"point_norm2": "kp_cross_attn_norm", "point_norm3": "kp_norm5"}
+_QUERIES = {"points": "keypoint_query_initializer", "first_points": "keypoint_query_initializer_enc"}  # ours, theirs
 _OURS = same(
     *("queries.weight", "references.weight", "classes.*", "box.layers.{i}.*", "decoder.norm.*", "masks.bias"),
     *(f"decoder.layers.{{i}}.{name}.*" for name in _LAYER),
     *("decoder.position.layers.{i}.*", "selections.{i}.box.layers.{j}.*"),
     *(f"selections.{{i}}.{name}.*" for name in ("proj", "norm", "classes")),
     *(f"masks.{name}.*" for name in _MASKS),
+    *("decoder.kinds", "decoder.layers.{i}.joint_scale", "decoder.layers.{i}.joint.*", "keypoints.layers.{i}.*"),
+    *(f"decoder.layers.{{i}}.{name}.*" for name in (*_CROSS, *_POINTS)),
+    *("first_keypoints.{i}.layers.{j}.*", "points.*", "first_points.*"),
 )
 _JOINED = Transform(lambda x: x.split((len(x) // 3 * 2, len(x) // 3)), lambda *x: torch.cat(x))
 _PAIR = Transform(lambda *x: torch.cat(x), lambda x: x.chunk(2))
@@ -90,6 +99,26 @@ _AUTHORS = (
     *_layers(f"transformer.{_AT}cross_attn.", _AT, **_SAMPLING),
     *_layers(f"transformer.{_AT}", _AT, fc1="linear1", fc2="linear2", norm1="norm1", norm2="norm2", norm3="norm3"),
     Rule("transformer.decoder.norm.*", "decoder.norm.*"),
+    *(
+        Rule(f"transformer.{_AT}kp_inst_self_attn.in_proj_{x}", (f"{_AT}joint.qk.{x}", f"{_AT}joint.v.{x}"), _JOINED)
+        for x in ("weight", "bias")
+    ),
+    *_layers(f"transformer.{_AT}kp_inst_self_attn.", f"{_AT}joint.", proj="out_proj"),
+    *_layers(f"transformer.{_AT}", _AT, **_CROSS, **_POINTS),
+    Rule(f"transformer.{_AT}instance_kp_layer_scale", f"{_AT}joint_scale"),
+    Rule("transformer.decoder.keypoint_pos_embed", "decoder.kinds"),
+    *(Rule(f"transformer.{theirs}.queries", f"{ours}.queries") for ours, theirs in _QUERIES.items()),
+    *(
+        rule
+        for ours, theirs in _QUERIES.items()
+        for rule in _layers(
+            f"transformer.{theirs}.",
+            f"{ours}.",
+            **{"fc1": "adaLN_modulation.0", "fc2": "adaLN_modulation.2", "proj": "out_proj"},
+        )
+    ),
+    Rule("transformer.enc_out_keypoint_embed.{i}.layers.{j}.*", "first_keypoints.{i}.layers.{j}.*"),
+    Rule("keypoint_embed.layers.{i}.*", "keypoints.layers.{i}.*"),
     Rule("segmentation_head.bias", "masks.bias"),
     *_layers("segmentation_head.blocks.{i}.", "masks.blocks.{i}.", conv="dwconv", norm="norm", fc="pwconv1"),
     *_layers(

@@ -127,7 +127,26 @@ class BoxAttention(nn.Module):
         return self.output_proj(y.to(values.dtype, memory_format=torch.contiguous_format))  # [B, Q, dim]
 
 
-class DecoderLayer(nn.Module):
+class GroupAttention(nn.Module):
+    """Self-attention inside of groups of rows; keys and queries have positions, values not."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qk, self.v, self.proj = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def attend(self, x: Tensor, position: Tensor, groups: int) -> Tensor:
+        """Rows and their positions, ``[B, groups * n, dim]`` each, to the same."""
+
+        def heads(y: Tensor) -> Tensor:
+            return y.unflatten(1, (groups, -1)).unflatten(-1, (self.num_heads, -1)).transpose(2, 3).flatten(0, 1)
+
+        q, k = self.qk(x + position).chunk(2, dim=-1)  # [B, groups * n, dim] each
+        y = attend(*(heads(part) for part in (q, k, self.v(x))))  # [B * groups, heads, n, d]
+        return self.proj(y.transpose(1, 2).flatten(2).unflatten(0, (-1, groups)).flatten(1, 2))  # [B, groups*n, dim]
+
+
+class DecoderLayer(GroupAttention):
     """Self-attention inside of a group, deformable attention, MLP, each with a norm after it.
 
     Args:
@@ -138,9 +157,7 @@ class DecoderLayer(nn.Module):
     """
 
     def __init__(self, dim: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
-        super().__init__()
-        self.num_heads = num_heads[0]
-        self.qk, self.v, self.proj = nn.Linear(dim, 2 * dim), nn.Linear(dim, dim), nn.Linear(dim, dim)
+        super().__init__(dim, num_heads[0])
         self.cross = BoxAttention(dim, num_heads[1], num_points)
         self.fc1, self.fc2 = nn.Linear(dim, ffn_dims), nn.Linear(ffn_dims, dim)
         self.norm1, self.norm2, self.norm3 = (ResidualLayerNorm(dim) for _ in range(3))
@@ -152,16 +169,6 @@ class DecoderLayer(nn.Module):
         x = self.norm1(x + self.attend(x, position, groups))
         x = self.norm2(x + self.cross(x + position, memory, size, boxes))
         return self.norm3(x + self.fc2(self.fc1(x).relu()))
-
-    def attend(self, x: Tensor, position: Tensor, groups: int) -> Tensor:
-        """Self-attention inside of every group; keys and queries have positions, values not. ``[B, G*Q, dim]``."""
-
-        def heads(y: Tensor) -> Tensor:
-            return y.unflatten(1, (groups, -1)).unflatten(-1, (self.num_heads, -1)).transpose(2, 3).flatten(0, 1)
-
-        q, k = self.qk(x + position).chunk(2, dim=-1)  # [B, G*Q, dim] each
-        y = attend(*(heads(part) for part in (q, k, self.v(x))))  # [B*G, heads, Q, d]
-        return self.proj(y.transpose(1, 2).flatten(2).unflatten(0, (-1, groups)).flatten(1, 2))  # [B, G*Q, dim]
 
 
 class Decoder(nn.Module):
@@ -176,12 +183,14 @@ class Decoder(nn.Module):
         ValueError: Channels that the heads, or the four numbers of a box, do not divide.
     """
 
+    Layer = DecoderLayer
+
     def __init__(self, dim: int, num_layers: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
         super().__init__()
         if any(dim % heads for heads in (*num_heads, 4)):
             raise OptionError(f"num_heads: got {num_heads}, expected divisors of {dim} channels, a multiple of 4")
         self.position = MLP(2 * dim, dim, dim, 2)
-        self.layers = nn.ModuleList(DecoderLayer(dim, num_heads, num_points, ffn_dims) for _ in range(num_layers))
+        self.layers = nn.ModuleList(self.Layer(dim, num_heads, num_points, ffn_dims) for _ in range(num_layers))
         self.norm = ResidualLayerNorm(dim)
 
     def forward(self, x: Tensor, memory: Tensor, size: tuple[int, int], boxes: Tensor, groups: int) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,33 @@ from torch import Tensor, nn
 from vitdense.errors import OptionError
 from vitdense.layers.layout import without_autocast
 from vitdense.layers.mask_branch import MaskBranch
-from vitdense.mm.heads.rfdetr.decoder import Decoder, Selection, moved, proposals
-from vitdense.mm.heads.rfdetr.losses import Layer, Truth, losses
+from vitdense.mm.heads.rfdetr.decoder import Boxes, Decoder, Selection, moved, proposals
+from vitdense.mm.heads.rfdetr.losses import WEIGHTS, Layer, Truth, losses
 from vitdense.mm.registry import MODELS
 
 AT_ONCE = 32  # masks that are enlarged to the image together
+
+
+class Start(NamedTuple):
+    """What the decoder begins with.
+
+    Attributes:
+        memory: Positions of the map, ``[B, N, C]``.
+        size: Of the map.
+        rows: That were selected, ``[B, G*Q, C]``.
+        first: What they predict.
+        queries: ``[B, G*Q, C]``.
+        boxes: Of the queries, ``[B, G*Q, 4]``.
+        groups: G in training, else 1.
+    """
+
+    memory: Tensor
+    size: tuple[int, int]
+    rows: Tensor
+    first: Boxes
+    queries: Tensor
+    boxes: Tensor
+    groups: int
 
 
 @MODELS.register_module()
@@ -48,6 +71,7 @@ class RFDETRHead(BaseModule):
     """
 
     family = "rfdetr"
+    Decoder, weights = Decoder, WEIGHTS
 
     def __init__(
         self,
@@ -71,7 +95,7 @@ class RFDETRHead(BaseModule):
         if number < 1:
             raise OptionError(f"max_per_img: got {number}, expected 1 or more")
         self.max_per_img = min(number, num_queries * num_classes)
-        self.decoder = Decoder(in_channels, num_layers, tuple(num_heads), num_points, ffn_dims)
+        self.decoder = self.Decoder(in_channels, num_layers, tuple(num_heads), num_points, ffn_dims)
         self.selections = nn.ModuleList(Selection(in_channels, num_classes) for _ in range(num_groups))
         self.queries = nn.Embedding(num_groups * num_queries, in_channels)
         self.references = nn.Embedding(num_groups * num_queries, 4)
@@ -83,26 +107,31 @@ class RFDETRHead(BaseModule):
             nn.init.zeros_(part.box.layers[-1].weight)
             nn.init.zeros_(part.box.layers[-1].bias)
 
-    def forward(self, maps: Sequence[Tensor]) -> list[Layer]:
-        """A map ``[B, C, h, w]`` to what the last layer predicts; in training all layers, and last the first stage."""
-        (x,) = maps
+    def start(self, x: Tensor) -> Start:
+        """The first stage, of a map ``[B, C, h, w]``."""
         groups = self.num_groups if self.training else 1
         size, memory = (x.shape[2], x.shape[3]), x.flatten(2).mT  # [B, N, C]
         places, proposed = proposals(x)
         seen = memory * proposed.to(memory.dtype)  # [B, N, C]
         rows, first = zip(*(one(seen, places, self.num_queries) for one in self.selections[:groups]))
         rows = torch.cat(rows, dim=1)  # [B, G*Q, C]
-        first_logits, first_boxes = (torch.cat(part, dim=1) for part in zip(*first))
+        first = Boxes(*(torch.cat(part, dim=1) for part in zip(*first)))
         number = groups * self.num_queries
-        boxes = moved(first_boxes.detach(), self.references.weight[:number])  # [B, G*Q, 4]
+        boxes = moved(first.boxes.detach(), self.references.weight[:number])  # [B, G*Q, 4]
         queries = self.queries.weight[:number].repeat(x.shape[0], 1, 1)  # [B, G*Q, C]
-        outs = self.decoder(queries, memory, size, boxes, groups)
+        return Start(memory, size, rows, first, queries, boxes, groups)
+
+    def forward(self, maps: Sequence[Tensor]) -> list[Layer]:
+        """A map ``[B, C, h, w]`` to what the last layer predicts; in training all layers, and last the first stage."""
+        (x,) = maps
+        start = self.start(x)
+        outs = self.decoder(start.queries, start.memory, start.size, start.boxes, start.groups)
         shown = outs if self.training else outs[-1:]
-        layers = [(self.classes(out), moved(boxes, self.box(out))) for out in shown]
-        layers += [(first_logits, first_boxes)] if self.training else []
+        layers = [(self.classes(out), moved(start.boxes, self.box(out))) for out in shown]
+        layers += [start.first] if self.training else []
         masks = [None] * len(layers)
         if self.masks is not None:
-            masks = self.masks(x, self.stride, rows if self.training else None, outs)
+            masks = self.masks(x, self.stride, start.rows if self.training else None, outs)
         return [Layer(*layer, mask) for layer, mask in zip(layers, masks)]
 
     def extent(self, maps: Sequence[Tensor]) -> tuple[int, int]:
@@ -112,17 +141,18 @@ class RFDETRHead(BaseModule):
     def loss(self, x: Sequence[Tensor], batch_data_samples: Sequence) -> dict[str, Tensor]:
         """Maps and mmdet's data samples to losses; see `losses`."""
         layers, (h, w) = self(x), self.extent(x)
-        truths = []
-        for sample in batch_data_samples:
-            truth = sample.gt_instances
-            boxes = bbox_xyxy_to_cxcywh(truth.bboxes.float()) / truth.bboxes.new_tensor([w, h, w, h])  # [T, 4]
-            masks = None
-            if self.masks is not None:
-                masks = truth.masks.to_tensor(torch.bool, boxes.device)  # [T, height, width]
-                masks = F.pad(masks, (0, w - masks.shape[2], 0, h - masks.shape[1]))  # [T, h, w]
-            truths.append(Truth(truth.labels, boxes, masks))
+        truths = [self.truth(sample.gt_instances, h, w) for sample in batch_data_samples]
         with without_autocast(x[0]):
-            return losses([_float(layer) for layer in layers], truths, self.num_groups)
+            return losses([_float(layer) for layer in layers], truths, self.num_groups, self.weights)
+
+    def truth(self, instances: InstanceData, h: int, w: int) -> Truth:
+        """Objects of an image in a map that is h x w pixels."""
+        boxes = bbox_xyxy_to_cxcywh(instances.bboxes.float()) / instances.bboxes.new_tensor([w, h, w, h])  # [T, 4]
+        masks = None
+        if self.masks is not None:
+            masks = instances.masks.to_tensor(torch.bool, boxes.device)  # [T, height, width]
+            masks = F.pad(masks, (0, w - masks.shape[2], 0, h - masks.shape[1]))  # [T, h, w]
+        return Truth(instances.labels, boxes, masks)
 
     def predict(self, x: Sequence[Tensor], batch_data_samples: Sequence, rescale: bool = False) -> list[InstanceData]:
         """Maps to the best pairs of a query and a class of every image, with masks of its pixels if there is a branch.
@@ -156,15 +186,31 @@ class RFDETRHead(BaseModule):
                         for part in logits.split(AT_ONCE)
                     ]
                 )  # [n, height, width]
+            if layer.keypoints is not None:
+                sizes = layer.keypoints.new_tensor([w / scale[0], h / scale[1]])
+                results.keypoints = shown_keypoints(layer.keypoints[i, queries[i]], sizes)
             found.append(results)
         return found
 
+    def scores(self, layer: Layer) -> Tensor:
+        """Of queries and classes, ``[B, Q, C]``."""
+        return layer.logits.float().sigmoid()
+
     def best(self, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:
         """Scores, labels and queries of the best pairs, ``[B, max_per_img]`` each."""
-        scores, pairs = layer.logits.float().sigmoid().flatten(1).topk(self.max_per_img)
+        scores, pairs = self.scores(layer).flatten(1).topk(self.max_per_img)
         return scores, pairs % self.num_classes, pairs // self.num_classes
+
+
+def shown_keypoints(keypoints: Tensor, size: Tensor) -> Tensor:
+    """Predictions ``[..., K, 8]`` as x, y in pixels of a map of this width and height ``[2]``, and score,
+    ``[..., K, 3]``."""
+    keypoints = keypoints.float()
+    places = keypoints[..., :2] * size  # [..., K, 2]
+    return torch.cat([places, keypoints[..., 2:3].sigmoid()], dim=-1)  # [..., K, 3]
 
 
 def _float(layer: Layer) -> Layer:
     masks = layer.masks and type(layer.masks)(*(x.float() for x in layer.masks))
-    return Layer(layer.logits.float(), layer.boxes.float(), masks)
+    keypoints = None if layer.keypoints is None else layer.keypoints.float()
+    return Layer(layer.logits.float(), layer.boxes.float(), masks, keypoints)

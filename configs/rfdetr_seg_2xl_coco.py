@@ -1,0 +1,14 @@
+"""RF-DETR Seg 2XL, COCO instances at 768 pixels, 100 epochs: published 49.9 mask AP after pretraining on Objects365.
+
+torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_seg_2xl_coco.py --launcher pytorch --amp
+"""
+
+_base_ = "_base_/rfdetr_seg_coco.py"
+
+settings = dict(image_size=768)
+queries = 300
+model = dict(
+    backbone=dict(pretrain_img_size=768),
+    bbox_head=dict(num_layers=6, num_queries=queries),
+    test_cfg=dict(max_per_img=queries),
+)

@@ -1,0 +1,284 @@
+"""Keypoints: read by name, moved with the image, checked, and measured as COCO does."""
+
+import copy
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("mmdet")
+from mmdet.registry import TRANSFORMS
+from mmengine.registry import DATASETS, init_default_scope
+
+import vitdense  # noqa: F401
+from vitdense.mm.checks.markers import follow
+from vitdense.mm.checks.sets import data_sets
+from vitdense.mm.config.load import load_config
+from vitdense.mm.data.detection import Truth
+from vitdense.mm.data.figures import FIGURE, draw_figures
+from vitdense.mm.data.keypoint_steps import Keypoints
+from vitdense.mm.data.keypoints import PERSON, Kinds, category_faults, keypoint_faults, kinds_of, metainfo_of
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.train.coco_engines import ENGINES, Found, evaluate
+from vitdense.mm.train.metrics import KeypointMetric
+
+NAMES = FIGURE["keypoints"]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "figures"
+    return draw_figures(folder, num_train=6, num_val=2, workers=1)
+
+
+def test_a_mirror_by_names():
+    assert [FIGURE["keypoints"][i] for i in kinds_of(FIGURE).mirrored[:5]] == [*NAMES[:3], NAMES[4], NAMES[3]]
+    person = kinds_of(PERSON)
+    assert person.mirrored == [0, *(i + 1 if i % 2 else i - 1 for i in range(1, 17))]  # COCO's own pairs
+    assert Kinds(("LeftEye", "RightEye", "tail", "L-ear", "R-ear")).mirrored == [1, 0, 2, 4, 3]
+    assert Kinds(("left_eye", "bright eye", "eye_lid")).mirrored == [0, 1, 2]
+    assert len(person.sigmas) == 17
+    assert kinds_of({"keypoints": NAMES}).sigmas == ()  # of no one else
+
+
+def points(*rows):
+    return Keypoints(np.float32([rows]), 100, 200, [1, 0, 2])
+
+
+def test_points_move_with_the_image():
+    one = points((10, 20, 2), (190, 90, 1), (0, 0, 0))
+    assert one.flip("horizontal").points[0].tolist() == [[10, 90, 1], [190, 20, 2], [200, 0, 0]]
+    assert one.flip("vertical").points[0].tolist() == [[190, 10, 1], [10, 80, 2], [0, 100, 0]]
+    assert one.flip("diagonal").points[0].tolist() == [[190, 80, 2], [10, 10, 1], [200, 100, 0]]
+    small = one.resize((33, 50))
+    assert np.allclose(small.points[0, :2], [[2.5, 6.6, 2], [47.5, 29.7, 1]])  # not whole pixels
+    assert (small.height, small.width) == (33, 50)
+    assert np.allclose(one.rescale((400, 150)).points[0, 0], [15, 30, 2])
+    cut = one.crop(np.array([5, 10, 105, 60]))
+    assert cut.points[0, :2].tolist() == [[5, 10, 2], [185, 80, 0]]  # outside: not labelled
+    assert (cut.height, cut.width) == (50, 100)
+    assert one.expand(300, 400, 7, 9).points[0, 0].tolist() == [19, 27, 2]
+    assert one.pad((128, 256)).points.tolist() == one.points.tolist()
+    assert one.areas.tolist() == [2]
+    assert one[np.array([], int)].points.shape == (0, 3, 3)
+    with pytest.raises(ConfigError, match="leave it out"):
+        one.rotate((100, 200), 30)
+
+
+def dataset(root, pipeline, **options):
+    init_default_scope("mmdet")
+    paths = {"ann_file": "annotations/keypoints_train.json", "data_prefix": {"img": "train/"}}
+    return DATASETS.build(
+        {"type": "vitdense.KeypointDataset", "data_root": str(root), **paths, "pipeline": pipeline, **options}
+    )
+
+
+LOAD = [
+    {"type": "LoadImageFromFile"},
+    {"type": "vitdense.LoadKeypoints"},
+]
+
+
+def test_the_data_of_a_file(root):
+    content = json.loads((root / "annotations/keypoints_train.json").read_text())
+    data = dataset(root, [*LOAD, {"type": "PackDetInputs"}])
+    assert data.metainfo["classes"] == ("figure",)
+    assert data.metainfo["keypoints"] == tuple(NAMES)
+    assert data.metainfo["skeleton"][0] == (0, 1)
+    assert len(data) == 6
+    for i in range(6):
+        truth = data[i]["data_samples"].gt_instances
+        own = [one for one in content["annotations"] if one["image_id"] == i + 1]
+        assert len(truth) == len(own)
+        for points, one in zip(truth.masks.points, own):
+            assert np.allclose(points.ravel(), one["keypoints"])
+
+
+def test_a_flipped_figure_has_its_left_at_our_right(root):
+    """As an unflipped one: figures face the viewer."""
+    data = dataset(root, [*LOAD, {"type": "RandomFlip", "prob": 1.0}, {"type": "PackDetInputs"}])
+    plain = dataset(root, [*LOAD, {"type": "PackDetInputs"}])
+    left, right = NAMES.index("left_elbow"), NAMES.index("right_elbow")
+    seen = 0
+    for one in (*data, *plain):
+        for figure in one["data_samples"].gt_instances.masks.points:
+            if figure[[left, right], 2].all():
+                seen += 1
+                assert figure[left, 0] > figure[right, 0]
+    assert seen > 4
+
+
+def test_markers_see_that_points_follow(root):
+    steps = [
+        *LOAD,
+        {"type": "RandomFlip", "prob": 0.5},
+        {"type": "RandomCrop", "crop_type": "absolute_range", "crop_size": (150, 250), "allow_negative_crop": True},
+        {"type": "Resize", "scale": (192, 192), "keep_ratio": False},
+        {"type": "PackDetInputs"},
+    ]
+    assert not list(follow(dataset(root, steps), "train"))
+
+    @TRANSFORMS.register_module(force=True)
+    class TurnImageAlone:
+        def __call__(self, results):
+            return {**results, "img": np.ascontiguousarray(results["img"][::-1])}
+
+    steps.insert(3, {"type": "TurnImageAlone"})
+    found = list(follow(dataset(root, steps), "train"))
+    assert any("masks do not follow" in fault.what for fault in found)
+
+
+CATEGORY = {"id": 3, "name": "pose", "keypoints": ["nose", "left_eye", "right_eye"], "skeleton": [[1, 2]]}
+
+
+def content(*annotations, **category):
+    return {
+        "images": [{"id": 1, "file_name": "a.png", "width": 100, "height": 80}],
+        "categories": [{**CATEGORY, **category}, {"id": 4, "name": "other"}],
+        "annotations": [
+            {"id": i, "image_id": 1, "category_id": 3, "bbox": [0, 0, 9, 9], "area": 81, "keypoints": one}
+            for i, one in enumerate(annotations, 1)
+        ],
+    }
+
+
+RIGHT = [10, 20, 2, 30, 40, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "category", "what", "grave"),
+    [
+        (RIGHT, {}, None, None),
+        (RIGHT[:-1], {}, "are not 9 numbers", True),
+        ([*RIGHT[:-1], None], {}, "no list of finite numbers", True),
+        ([10, 20, 3, *RIGHT[3:]], {}, "have a flag", True),
+        ([150, 20, 2, *RIGHT[3:]], {}, "outside their image", False),
+        (RIGHT, {"keypoints": ["nose", "nose", "eye"]}, "the same name", True),
+        (RIGHT, {"keypoints": None}, "no 'keypoints'", True),
+        (RIGHT, {"skeleton": [[0, 1]]}, "skeleton", True),
+        (RIGHT, {"sigmas": [0.1]}, "1 sigmas for 3 keypoints", True),
+        (RIGHT, {"keypoints": ["nose", "left_eye", "eye"]}, "flips leave them: left_eye", False),
+    ],
+)
+def test_faults(damage, category, what, grave):
+    found = list(keypoint_faults(content(RIGHT, damage, **category), ["pose"]))
+    if what is None:
+        assert not found
+        return
+    assert [fault.grave for fault in found if what in f"{fault.what} {fault}"] == [grave]
+    assert not list(keypoint_faults(content(RIGHT, damage, **category), []))  # of categories that are not learned
+
+
+@pytest.mark.parametrize(("scale", "what"), [(0.0, "no keypoint is labelled"), (0.01, "shares of the image")])
+def test_faults_of_all(scale, what):
+    rows = [v * (scale if i % 3 < 2 or not scale else 1) for i, v in enumerate(RIGHT)]
+    (fault,) = keypoint_faults(content(rows, rows), ["pose"])
+    assert what in str(fault)
+
+
+def test_what_the_config_says_comes_first(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(content(RIGHT)))
+    found = metainfo_of(tmp_path / "a.json", {"classes": ("pose",), "sigmas": [0.1] * 3})
+    assert found["sigmas"] == [0.1] * 3
+    assert found["keypoints"] == tuple(CATEGORY["keypoints"])
+    with pytest.raises(ConfigError, match="no 'keypoints'"):
+        metainfo_of(tmp_path / "a.json", {"classes": ("other",)})
+
+
+def test_checks_of_a_config(root):
+    cfg = load_config("rfdetr_keypoints_nano_figures", {"data_root": str(root)})
+    for split in ("train", "val"):
+        (one,) = data_sets(cfg, [split])
+        assert not list(one.faults(True, ()))
+        assert any("keypoints that are labelled" in row for row in one.samples.rows)
+    cfg.model.bbox_head.num_keypoints = 17
+    cfg.val_dataloader.dataset.metainfo = {"sigmas": [0.1], "classes": ("figure",)}
+    found = [str(fault) for fault in data_sets(cfg, ["val"])[0].faults(True, ())]
+    assert [any(word in one for one in found) for word in ("num_keypoints is 17", "a sigma for each of 11")] == [
+        True
+    ] * 2
+
+
+def people(rng):
+    """A file of people, and what was found: numbers of images from 1, boxes and points near theirs."""
+    images = [{"id": i + 10, "file_name": f"{i}.png", "width": 640, "height": 480} for i in range(20)]
+    annotations, boxes, keypoints = [], [], []
+    for image in images:
+        for _ in range(rng.integers(0, 6)):
+            x, y, w, h = *rng.uniform(0, 300, 2), *rng.uniform(10, 180, 2)
+            own = np.stack([rng.uniform(x, x + w, 17), rng.uniform(y, y + h, 17), rng.integers(0, 3, 17)], 1)
+            one = {"id": len(annotations), "image_id": image["id"], "category_id": 7, "bbox": [x, y, w, h]}
+            one |= {"area": w * h / 2, "iscrowd": int(rng.random() < 0.1)}
+            if rng.random() > 0.1:  # the others are in the file for their boxes
+                one["keypoints"] = own.ravel().tolist()
+            annotations.append(one)
+            for _ in range(rng.integers(0, 6)):
+                near = own + [1, 1, 0] * rng.normal(0, 0.03 * np.sqrt(w * h), (17, 3))
+                boxes.append([image["id"] - 9, x, y, w, h, rng.random(), 1])
+                keypoints.append(near.ravel())
+    content = {"images": images, "annotations": annotations, "categories": [{"id": 7, **PERSON}]}
+    return content, np.array(boxes), np.array(keypoints)
+
+
+def test_engines_agree_and_measure_by_the_sigmas():
+    content, boxes, keypoints = people(np.random.default_rng(0))
+    before = copy.deepcopy(content)
+    truth = Truth(content)
+    truth.number(["person"])
+    found, options = Found(boxes, None, keypoints), {"images": list(range(1, 21)), "limits": [20]}
+    thresholds = np.linspace(0.5, 0.95, 10)
+
+    def figures(engine, sigmas):
+        return evaluate(
+            truth, found, "keypoints", thresholds=thresholds, engine=engine, sigmas=sigmas, **options
+        ).keypoint_figures()
+
+    values = [figures(engine, PERSON["sigmas"]) for engine in ENGINES]
+    assert values[0]["mAP"] > 0.1
+    for other in values[1:]:
+        assert other == pytest.approx(values[0], abs=1e-12)
+    looser = figures("hotcoco", [0.2] * 17)
+    assert looser["mAP"] > values[0]["mAP"]
+    assert looser == pytest.approx(figures("pycocotools", [0.2] * 17), abs=1e-12)
+    assert content == before
+
+
+def test_metric(root):
+    metric = KeypointMetric(ann_file=str(root / "annotations/keypoints_val.json"), metric="bbox")
+    content = json.loads((root / "annotations/keypoints_val.json").read_text())
+    kinds = kinds_of(FIGURE)
+    metric.dataset_meta = {"classes": ("figure",), **kinds._asdict()}
+    results = []
+    for image in content["images"]:
+        own = [one for one in content["annotations"] if one["image_id"] == image["id"]]
+        boxes = np.float32([one["bbox"] for one in own]).reshape(-1, 4)
+        boxes[:, 2:] += boxes[:, :2]
+        points = np.float32([one["keypoints"] for one in own]).reshape(-1, 11, 3)
+        found = {"bboxes": boxes, "scores": np.ones(len(own)), "labels": np.zeros(len(own), int), "keypoints": points}
+        results.append(({"img_id": image["id"]}, found))
+    values = metric.compute_metrics(results)
+    assert values["keypoints_mAP"] == values["keypoints_AR"] == values["bbox_mAP"] == 1
+    for _, found in results:
+        found["keypoints"] = found["keypoints"] + np.float32([20, 0, 0])
+    assert metric.compute_metrics(results)["keypoints_mAP"] < 0.5
+    nothing = {name: x[:0] for name, x in results[0][1].items()}
+    assert metric.compute_metrics([(truth, nothing) for truth, _ in results])["keypoints_mAP"] == 0
+    metric.dataset_meta = {"classes": ("figure",), "sigmas": PERSON["sigmas"]}
+    with pytest.raises(ConfigError, match="17 sigmas for 11 keypoints"):
+        metric.compute_metrics(results)
+
+
+def test_figures_are_drawn_as_annotated(root):
+    """Points that are visible lie on strokes that are unlike a plain background; boxes are around all points."""
+    content = json.loads((root / "annotations/keypoints_train.json").read_text())
+    assert {one["name"] for one in content["categories"]} == {"figure"}
+    assert not list(category_faults(content["categories"][0]))
+    assert not list(keypoint_faults(content, ["figure"]))
+    for one in content["annotations"]:
+        x, y, w, h = one["bbox"]
+        figure = np.array(one["keypoints"]).reshape(-1, 3)
+        figure = figure[figure[:, 2] > 0, :2]
+        assert ((figure >= (x, y)) & (figure <= (x + w, y + h))).all()
+    image = cv2.imread(str(root / "train" / content["images"][0]["file_name"]))
+    assert image.shape == (256, 256, 3)

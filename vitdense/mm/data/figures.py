@@ -1,0 +1,135 @@
+"""The embedded data set of keypoints: stick figures that face the viewer, drawn on first use.
+
+Left and right look alike, as people's do: a mirror swaps them. Backgrounds, colours, postures, turns and sizes are
+random; discs hide some points, and some are outside the image.
+"""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from vitdense.mm.data.shapes import SPLITS, STAMP, Scene, draw_dataset
+
+FIGURE = {
+    "name": "figure",
+    "keypoints": [
+        *("head", "neck", "hip"),
+        *(f"{side}_{part}" for part in ("elbow", "hand", "knee", "foot") for side in ("left", "right")),
+    ],
+    "skeleton": [[1, 2], [2, 3], [2, 4], [4, 6], [2, 5], [5, 7], [3, 8], [8, 10], [3, 9], [9, 11]],
+    # Of COCO's nose, shoulder, hip, elbow, wrist, knee and ankle.
+    "sigmas": [0.026, 0.079, 0.107, 0.072, 0.072, 0.062, 0.062, 0.087, 0.087, 0.089, 0.089],
+}
+AREA = 0.53  # of a box that a person covers, by which OKS measures where there is no mask
+MARGIN = 0.12  # of a box, around its points
+OUTSIDE = 0.05  # of the size of a figure, which may be outside the image
+SIXTEENTH = 4  # bits of OpenCV's places
+
+
+def draw_figures(root: str | Path, **options: Any) -> Path:
+    """Draw the data set unless it exists; see `draw_dataset`.
+
+    ``root`` then has ``{train,val}/*.jpg`` and ``annotations/keypoints_{train,val}.json``, as COCO's.
+    """
+    return draw_dataset(root, draw_into=_draw_into, **options)
+
+
+def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Draw one image of this height and width.
+
+    Returns:
+        The image, uint8 [H, W, 3] RGB, and of each figure its keypoints, float [K, 3]: x, y, and flags of COCO.
+    """
+    scene, corner = Scene(rng, size), np.array(size[::-1])
+    scene.add_clutter()
+    figures, taken = [], np.zeros(size, bool)
+    for side in sorted(rng.uniform(60, 190, rng.choice((0, 1, 1, 2, 2, 3, 3, 3))) * scene.scale, reverse=True):
+        points = posture(rng) * side + rng.uniform(0, 1, 2) * corner  # [K, 2]
+        low, high = points.min(0), points.max(0)
+        points += np.clip(low, -OUTSIDE * side, corner + OUTSIDE * side - (high - low)) - low
+        (left, upper), (right, lower) = points.min(0).clip(0).astype(int), points.max(0).astype(int) + 1
+        if taken[upper:lower, left:right].mean() > 0.1:
+            continue
+        taken[upper:lower, left:right] = True
+        strokes = np.zeros(size, np.uint8)
+        for a, b in FIGURE["skeleton"]:
+            ends = _fixed(points[a - 1]), _fixed(points[b - 1])
+            cv2.line(strokes, *ends, 255, max(2, round(side * rng.uniform(0.05, 0.09))), cv2.LINE_AA, SIXTEENTH)
+        _disc(strokes, points[0], side * rng.uniform(0.08, 0.11))
+        scene.paint(strokes, scene.class_colour(int(rng.integers(8)), scene.canvas.mean((1, 2))))
+        inside = ((points >= 0) & (points <= corner)).all(1)
+        figures.append(np.concatenate([points, 2.0 * inside[:, None]], 1))  # [K, 3]
+        if rng.random() < 0.3:  # something is in front of it
+            centre, radius, hidden = points[rng.integers(len(points))], side * rng.uniform(0.08, 0.14), strokes * 0
+            _disc(hidden, centre, radius)
+            scene.paint(hidden, scene.canvas.mean((1, 2)))
+            for one in figures:
+                near = np.linalg.norm(one[:, :2] - centre, axis=1) < radius
+                one[near, 2] = np.minimum(one[near, 2], 1)
+    return scene.render(), figures
+
+
+def _fixed(point: np.ndarray) -> tuple[int, int]:
+    x, y = np.rint(point * 2**SIXTEENTH).astype(int).tolist()
+    return x, y
+
+
+def _disc(image: np.ndarray, centre: np.ndarray, radius: float) -> None:
+    cv2.circle(image, _fixed(centre), int(radius * 2**SIXTEENTH), 255, cv2.FILLED, cv2.LINE_AA, SIXTEENTH)
+
+
+def posture(rng: np.random.Generator) -> np.ndarray:
+    """The points of a figure of height 1 around (0, 0), [K, 2]: x to the right, y down. Its left is at our right."""
+
+    def limb(start: np.ndarray, side: int, first: float, bend: float, length: float) -> list[np.ndarray]:
+        angles = np.array([first, first + bend])  # from straight down, outwards
+        steps = np.stack([side * np.sin(angles), np.cos(angles)], 1) * length  # [2, 2]
+        return [start + steps[0], start + steps.sum(0)]
+
+    neck, hip = np.array([0, -0.27]), np.array([0, 0.05])
+    arms = [limb(neck, side, rng.uniform(0.3, 2.4), rng.uniform(-0.3, 1.0), 0.2) for side in (1, -1)]
+    legs = [limb(hip, side, rng.uniform(0.1, 1.0), rng.uniform(-0.6, 0.1), 0.23) for side in (1, -1)]
+    sides = [part for pair in (zip(*arms), zip(*legs)) for both in pair for part in both]
+    points = np.array([[0, -0.42], neck, hip, *sides])  # [K, 2]
+    angle = rng.normal(0, 0.25)
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    return points @ turn
+
+
+def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
+    """Write both splits and the stamp, as ``annotations/keypoints_{train,val}.json`` and ``{train,val}/*.jpg``."""
+    with ThreadPoolExecutor(workers) as pool:
+        for split in SPLITS:
+            for part in (split, "annotations"):
+                (folder / part).mkdir(parents=True, exist_ok=True)
+            draw = partial(_draw_sample, folder, split, stamp["image_size"], stamp["seed"])
+            images, objects = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
+            annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
+            content = {"images": images, "annotations": annotations, "categories": [{"id": 1, **FIGURE}]}
+            (folder / f"annotations/keypoints_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+    (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
+
+
+def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
+    """Write one image; return its COCO entry and its annotations without ids."""
+    image, figures = draw_image(np.random.default_rng((seed, SPLITS.index(split), index)), size)
+    name, annotations = f"{index + 1:06d}.jpg", []
+    jpeg = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))[1]
+    (folder / split / name).write_bytes(jpeg.tobytes())
+    for points in figures:
+        low, high = points[:, :2].min(0), points[:, :2].max(0)
+        margin = MARGIN * (high - low).max()
+        low, high = (low - margin).clip(0), np.minimum(high + margin, size[::-1])
+        box, keypoints = [*low, *(high - low)], np.where(points[:, 2:] > 0, points, 0).ravel()
+        area = AREA * float(np.prod(high - low))
+        one = {"image_id": index + 1, "category_id": 1, "iscrowd": 0, "bbox": np.round(box, 2).tolist()}
+        number = int((points[:, 2] > 0).sum())
+        annotations.append({**one, "area": area, "keypoints": np.round(keypoints, 2).tolist(), "num_keypoints": number})
+    return {"id": index + 1, "file_name": name, "height": size[0], "width": size[1]}, annotations

@@ -1,0 +1,128 @@
+"""Keypoints in COCO annotation files: what a category says of them, and what is wrong with them."""
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vitdense.mm.data.coco import NUMBER, TOLERANCE, overview
+from vitdense.mm.data.faults import Fault, Faults
+from vitdense.mm.errors import ConfigError
+
+LIMBS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+# How far annotators of COCO's people disagree (cocodataset.org/#keypoints-eval), each for left and right.
+SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
+PERSON = {
+    "name": "person",
+    "keypoints": ["nose", *(f"{side}_{limb}" for limb in LIMBS for side in ("left", "right"))],
+    "skeleton": [
+        *((16, 14), (14, 12), (17, 15), (15, 13), (12, 13), (6, 12), (7, 13), (6, 7), (6, 8), (7, 9), (8, 10)),
+        *((9, 11), (2, 3), (1, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 7)),
+    ],
+    "sigmas": [0.026, *(sigma for sigma in SIGMAS for _ in range(2))],
+}
+SIDES = {"left": "right", "right": "left", "l": "r", "r": "l"}
+FLAGS = (0, 1, 2)  # not labelled, hidden, visible
+
+
+class Kinds(NamedTuple):
+    """The K keypoints of a category, as mm's `metainfo` has them.
+
+    Attributes:
+        keypoints: Names.
+        skeleton: Pairs of indices from 0 that pictures join.
+        sigmas: K numbers by which OKS measures distances; empty where they are not known.
+    """
+
+    keypoints: tuple[str, ...]
+    skeleton: tuple[tuple[int, int], ...] = ()
+    sigmas: tuple[float, ...] = ()
+
+    @property
+    def mirrored(self) -> list[int]:
+        """Which keypoint of an object each one is in a mirror: by its name that of the other side, else itself."""
+        words = [_words(name) for name in self.keypoints]
+        others = [tuple(SIDES.get(word, word) for word in one) for one in words]
+        return [words.index(other) if other in words else i for i, other in enumerate(others)]
+
+
+def _words(name: str) -> tuple[str, ...]:
+    """Of left_eye, left-eye, LeftEye or L_eye."""
+    return tuple(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_").split("_"))
+
+
+def kinds_of(category: Mapping) -> Kinds:
+    """The keypoints of a category of COCO. Those with the names of COCO's person have its sigmas."""
+    names = tuple(category.get("keypoints") or ())
+    known = PERSON["sigmas"] if names == tuple(PERSON["keypoints"]) else ()
+    skeleton = tuple((a - 1, b - 1) for a, b in category.get("skeleton") or ())
+    return Kinds(names, skeleton, tuple(category.get("sigmas") or known))
+
+
+def metainfo_of(file: Path, metainfo: Mapping[str, Any]) -> dict[str, Any]:
+    """The `metainfo` of a data set of a file: its own, completed by the category of the first class, or of the file.
+
+    Raises:
+        ConfigError: It is no COCO annotation file, or the category has no keypoints, or its skeleton or sigmas are
+            those of others.
+    """
+    categories = {one["name"]: one for one in overview(file).content}
+    name = next(iter(metainfo.get("classes") or categories))
+    category = categories.get(name, {})
+    if faults := list(category_faults(category)):
+        raise ConfigError(f"{file}: {faults[0]}")
+    return {"classes": (name,), **kinds_of(category)._asdict(), **metainfo}
+
+
+def category_faults(category: Mapping) -> Iterator[Fault]:
+    """What is wrong with the keypoints of a category of COCO."""
+    names, where = category.get("keypoints"), f"category {category.get('name')!r}"
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        yield Fault(f"{where} has no 'keypoints', a list of names", fix="give those of a file of COCO's keypoints")
+        return
+    if len(set(names)) < len(names):
+        yield Fault(f"{where} has keypoints of the same name")
+    pairs = category.get("skeleton") or ()
+    if not all(len(pair) == 2 and set(pair) <= {*range(1, len(names) + 1)} for pair in pairs):
+        yield Fault(f"{where}: skeleton has other numbers than pairs of 1 to {len(names)}, those of its keypoints")
+    if len(category.get("sigmas") or names) != len(names):
+        yield Fault(f"{where} has {len(category['sigmas'])} sigmas for {len(names)} keypoints")
+
+
+def keypoint_faults(content: Mapping[str, list[dict]], classes: Collection[str]) -> Iterator[Fault]:
+    """What is wrong with the keypoints of annotations, in a file without faults of `coco.examine`."""
+    kinds, faults = {}, Faults()
+    for category in (one for one in content["categories"] if one["name"] in classes):
+        if found := list(category_faults(category)):
+            yield from found
+            continue
+        own = kinds[category["id"]] = kinds_of(category)
+        sided = zip(own.keypoints, own.mirrored, range(len(own.keypoints)))
+        alone = [name for name, other, i in sided if other == i and set(_words(name)) & set(SIDES)]
+        faults.add("keypoints have a side in their names that no other mirrors; flips leave them:", *alone, grave=False)
+    sizes = {one["id"]: (one["width"], one["height"]) for one in content["images"]}
+    number, shares = 0, True
+    for one in (one for one in content["annotations"] if one["category_id"] in kinds and one.get("keypoints")):
+        points, wanted = one["keypoints"], 3 * len(kinds[one["category_id"]].keypoints)
+        of = {"of": "annotations"}
+        if not isinstance(points, list) or not all(type(v) in NUMBER and math.isfinite(v) for v in points):
+            faults.add("keypoints are no list of finite numbers", one["id"], **of)
+            continue
+        if len(points) != wanted:
+            faults.add(f"keypoints are not {wanted} numbers, x, y and flag of each", one["id"], **of)
+            continue
+        x, y, flags = np.array(points, float).reshape(-1, 3).T
+        if not np.isin(flags, FLAGS).all():
+            faults.add("keypoints have a flag that is not 0 (not labelled), 1 (hidden) or 2 (visible)", one["id"], **of)
+        x, y = x[flags > 0], y[flags > 0]
+        number += len(x)
+        shares &= bool((np.maximum(x, y) <= 1).all())
+        width, height = sizes.get(one["image_id"], (math.inf, math.inf))
+        if np.max([-x, -y, x - width, y - height], initial=0) > TOLERANCE:
+            faults.add("keypoints that are labelled are outside their image", one["id"], grave=False, **of)
+    yield from faults
+    if content["annotations"] and kinds and (not number or shares):
+        yield Fault("no keypoint is labelled" if not number else "keypoints look like shares of the image, not pixels")
