@@ -128,11 +128,12 @@ def test_attend_windows_is_attention_in_every_window(kind, needs_grad, scale):
     torch.testing.assert_close(attend_windows(qkv, bias, windows, scale), want, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("images", [1, 2])
 @every_window
-def test_traced_attend_windows_repeats_the_masks_for_every_image(kind, monkeypatch):
-    qkv, bias, windows = window_inputs(kind, images=2)
+def test_traced_attend_windows_repeats_the_masks_for_every_image(kind, images, monkeypatch):
+    qkv, bias, windows = window_inputs(kind, images=images)
     if windows.mask is not None:  # while a model is compiled, every window has a mask
-        qkv, windows = qkv[: 2 * len(windows.mask)], replace(windows, num_plain=0)
+        qkv, windows = qkv[: images * len(windows.mask)], replace(windows, num_plain=0)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     got = attend_windows(qkv, bias, windows)
     torch.testing.assert_close(got, naive_windows(qkv, bias, windows, 0.5), rtol=1e-10, atol=1e-10)

@@ -171,6 +171,8 @@ def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float |
     """
     n, heads, tokens, _ = q.shape
     num_windows = bias.shape[0]
+    if type(n) is int and n == num_windows:  # one image; OpenVINO's attention transposes what no reshape follows
+        return attend(q, k, v, bias, scale)  # [n, heads, N, d]
     q, k, v = (x.reshape(n // num_windows, num_windows * heads, tokens, -1) for x in (q, k, v))  # [B, nW*heads, N, d]
     bias = bias.expand(-1, heads, -1, -1).reshape(1, num_windows * heads, tokens, -1)  # [1, nW*heads, N, align(N)]
     return attend(q, k, v, bias, scale).reshape(n, heads, tokens, -1)  # [n, heads, N, d]
