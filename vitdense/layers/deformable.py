@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
-from vitdense.layers.layout import cached_by_size, compute_dtype, copied
+from vitdense.layers.layout import cached_by_size, compute_dtype, copied, is_exported
 
 POINTS = 4  # of a head in a level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
@@ -25,9 +25,7 @@ def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> 
         weights: Of the points, ``[B, Q, heads, levels, points]``.
     """
     batch, _, heads, *_ = points.shape
-    # `torch.export` runs Python where the compiler does not.
-    is_exported = torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-    read = bilinear if is_exported else partial(F.grid_sample, align_corners=False)
+    read = bilinear if is_exported() else partial(F.grid_sample, align_corners=False)
     parts = []
     for level, grid, weight in zip(levels, *of_levels(points, weights)):
         sampled = read(pixels_of(level, grid.dtype), grid)  # [B * heads, d, Q, points]
