@@ -61,6 +61,19 @@ class Gated(Block):
         return q * q.sigmoid(), k, v
 
 
+class Normalised(Block):
+    """Queries and keys are normalised, as many tokens as channels of a head."""
+
+    def __init__(self, qkv):
+        super().__init__(qkv)
+        self.of_q, self.of_k = nn.LayerNorm(DIM // HEADS), nn.LayerNorm(DIM // HEADS)
+
+    def forward(self, image):
+        x = self.stem(image).flatten(2).mT[:, : DIM // HEADS]  # [B, d, C]
+        q, k, v = (part.transpose(1, 2) for part in self.split(self.qkv(x).unflatten(-1, (3, HEADS, -1))))
+        return attend(self.of_q(q), self.of_k(k), v)  # [B, heads, d, d]
+
+
 class InPairs(Block):
     """Keys and values are taken together."""
 
@@ -105,6 +118,20 @@ def test_another_form_of_queries_keys_and_values_stays(model, tmp_path):
     found = operators(graph_of(model, tmp_path / "model.onnx", dynamic=False))
     assert found["MatMul"] == 1 + 2 + 1 + 2 * isinstance(model.qkv, Updated)
     assert found["Mul"] == 1
+
+
+def test_products_of_two_maps_are_none_of_tokens(tmp_path):
+    graph_of(Normalised(nn.Linear(DIM, 3 * DIM)), tmp_path / "model.onnx", dynamic=False)
+
+
+def test_two_uses_of_one_product_have_weights_of_their_own(tmp_path):
+    class Twice(Block):
+        def forward(self, image):
+            x = self.qkv(self.stem(image).flatten(2).mT)  # [B, N, 3*C]
+            parts = [x.unflatten(-1, (3, heads, -1)).unbind(2) for heads in (HEADS, 2 * HEADS)]
+            return torch.cat([sum(part).flatten(2) for part in parts], dim=-1)  # [B, N, 2*C]
+
+    graph_of(Twice(nn.Linear(DIM, 3 * DIM)), tmp_path / "model.onnx", dynamic=False)
 
 
 def test_queries_that_have_two_uses_keep_their_scale(tmp_path):

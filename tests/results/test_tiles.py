@@ -234,7 +234,9 @@ def test_wrong_results_of_a_function_of_ones_own():
     image, none = np.zeros((*SIZE, 3), np.uint8), Output(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
     box = (np.array([(2, 2, 9, 9)]), np.array([0.5]), np.array([0]))
     some = (*box, np.ones((1, SIDE, SIDE), bool))
-    for found, match in (([], "got 0 results"), ([Output(*box), some], "got masks in some")):
+    posed = Output(*box, keypoints=np.zeros((1, 2, 3)))
+    cases = ([], "got 0 results"), ([Output(*box), some], "got masks in some"), ([Output(*box), posed], "got keypoints")
+    for found, match in cases:
         with pytest.raises(OptionError, match=f"find: {match}"):
             detect(image, lambda tiles, found=found: found * (len(tiles) // 2), SIDE, OVERLAP, batch_size=2)
     result = detect(image, lambda tiles: [none] * (len(tiles) - 1) + [some], SIDE, OVERLAP, batch_size=2)

@@ -81,7 +81,8 @@ def build_and_fill(build: Callable[[], M], load: Callable[[M], None]) -> M:
         left = [weakref.ref(x) for x in unfilled if isinstance(x, Unfilled)]
         unfilled.clear()
         is_used = any(x() is not None for x in left)  # the others went with layers that the constructor replaced
-        if not is_used and not any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+        kept = (x for module in model.modules() for x in vars(module).values() if isinstance(x, Tensor))
+        if not is_used and not any(x.is_meta for x in (*model.parameters(), *model.buffers(), *kept)):
             return model
         del model
     torch.set_rng_state(generator)
@@ -100,11 +101,13 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], is_own: bool) -> None:
             if they alone have their memory.
 
     Raises:
-        NeedsValuesError: An `Unfilled` parameter is not in `state`, or has hooks.
+        NeedsValuesError: An `Unfilled` parameter is not in `state`, or has hooks, or a buffer was made of one.
     """
     unfilled = {key: x for key, x in model.named_parameters(remove_duplicate=False) if isinstance(x, Unfilled)}
     if any(key not in state or x._backward_hooks or x._post_accumulate_grad_hooks for key, x in unfilled.items()):
         raise NeedsValuesError("a parameter is not in the file, or has hooks")
+    if unfilled and any(x.is_meta for x in model.buffers()):
+        raise NeedsValuesError("a buffer was made of a parameter")
     # Addresses tell memory apart here, for `state` holds all of it.
     users = Counter(x.untyped_storage().data_ptr() for x in state.values()) if unfilled and is_own else {}
     filled = {}

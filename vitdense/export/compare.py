@@ -57,8 +57,8 @@ def above(found: Output, score_thr: float | Sequence[float]) -> Output:
     if found.boxes is None:
         return found
     kept = found.scores >= least(score_thr, found.labels)
-    masks = None if found.masks is None else found.masks[kept]
-    return Output(found.boxes[kept], found.scores[kept], found.labels[kept], masks)
+    masks, points = (None if part is None else part[kept] for part in (found.masks, found.keypoints))
+    return Output(found.boxes[kept], found.scores[kept], found.labels[kept], masks, keypoints=points)
 
 
 def matched(got: Output, want: Output) -> int:
@@ -69,6 +69,10 @@ def matched(got: Output, want: Output) -> int:
         both = ours @ theirs.T
         union = ours.sum(1)[:, None] + theirs.sum(1) - both
         overlaps *= both >= SAME * union
+    if want.keypoints is not None and overlaps.size:  # on average within a part of the side of their box
+        sides = np.sqrt((want.boxes[:, 2:] - want.boxes[:, :2]).prod(1))[:, None]  # [wanted, 1]
+        apart = np.abs(want.keypoints[:, None, :, :2] - got.keypoints[..., :2]).mean((2, 3))  # [wanted, found]
+        overlaps *= apart <= (1 - SAME) * sides
     overlaps, number = overlaps[np.argsort(-want.scores)], 0
     for row in overlaps if overlaps.size else ():
         if row.max() >= SAME:

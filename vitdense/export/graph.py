@@ -39,6 +39,8 @@ def split_projections(graph: ir.Graph) -> None:
         x, weight, (*leading, number, heads, dim) = linear.inputs[0], _constant(linear.inputs[1]), shape.tolist()
         if weight is None or weight.ndim != 2 or weight.shape[1] != number * heads * dim:
             continue
+        if bias is not None and bias.shape != weight.shape[1:]:
+            continue
         if (
             x.shape is None
             or len(x.shape) != len(leading) + 1
@@ -48,7 +50,7 @@ def split_projections(graph: ir.Graph) -> None:
         for index, out in parts:
             columns = slice(index * heads * dim, (index + 1) * heads * dim)
             factor = _absorb_factor(out)
-            name = f"{linear.outputs[0].name}.{index}"
+            name = f"{reshape.outputs[0].name}.{index}"
             own = _initializer(graph, f"{name}.weight", weight[:, columns], factor)
             y = _insert(reshape, "MatMul", x, own)
             if bias is not None:
@@ -63,11 +65,11 @@ def _part(user: ir.Node, axis: int) -> tuple[int, ir.Value] | None:
     after = user.outputs[0].consumers()
     if user.op_type != "Slice" or [node.op_type for node in after] != ["Squeeze"] or _is_output(user, after[0]):
         return None
-    start, stop, along = (_constant(value) for value in user.inputs[1:4])
-    if any(value is None or value.size != 1 for value in (start, stop, along)) or len(user.inputs) > 4:
+    numbers = [_constant(value) for value in (*user.inputs[1:4], *after[0].inputs[1:])]
+    if [None if value is None else value.size for value in numbers] != [1] * 4 or len(user.inputs) > 4:
         return None
-    start, stop, along = (value.item() for value in (start, stop, along))
-    return (start, after[0].outputs[0]) if along == axis and stop == start + 1 else None
+    start, stop, *axes = (value.item() for value in numbers)
+    return (start, after[0].outputs[0]) if axes == [axis] * 2 and stop == start + 1 else None
 
 
 def _absorb_factor(value: ir.Value) -> np.ndarray:
@@ -98,6 +100,8 @@ def compute_on_tokens(graph: ir.Graph) -> None:
         if axes is None or out.is_graph_output() or _constant(node.inputs[0]) is not None:
             continue
         maps = [x for x in node.inputs if (weight := _constant(x)) is None or weight.ndim > axes]
+        if node.op_type == "MatMul" and maps != [node.inputs[0]]:
+            continue  # of two maps, as queries and keys
         dims, first = _dims(out), maps[0]
         are_maps = all(len(_dims(x)) == 4 and _dims(x)[:3] == dims[:3] and type(_dims(x)[3]) is int for x in maps)
         is_norm = node.op_type == "LayerNormalization"

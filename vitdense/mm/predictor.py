@@ -109,8 +109,6 @@ class Predictor:
         ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
     """
 
-    skeleton: Sequence[tuple[int, int]] = ()
-
     def __init__(
         self,
         cfg: Config,

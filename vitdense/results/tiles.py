@@ -60,6 +60,8 @@ def detect(
         found = find([image[y1:y2, x1:x2] for x1, y1, x2, y2 in batch])
         if len(found) != len(batch):
             raise OptionError(f"find: got {len(found)} results, expected one of each of {len(batch)} tiles")
+        if any(getattr(one, "keypoints", None) is not None for one in found):
+            raise OptionError("find: got keypoints, which tiles do not join; expected boxes, or boxes and masks")
         parts += [_placed(one, tile, size) for one, tile in zip(found, batch)]
     tile_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "scores", "labels")}

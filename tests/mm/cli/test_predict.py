@@ -198,7 +198,7 @@ def finds(found, score_thr, **dataset):
 
     model = object.__new__(Predictor)
     model.names, model.palette = ["a", "b"], np.array([(255, 0, 0), (0, 255, 0)], np.uint8)
-    model.dataset, model.score_thr, model.operating_point = dataset, score_thr, None
+    model.dataset, model.score_thr, model.operating_point, model.skeleton = dataset, score_thr, None, ()
     model.reader = ImageReader([dict(type="LoadImageFromFile")])
     model.samples = lambda *_: [DetDataSample(pred_instances=found)]
     return model

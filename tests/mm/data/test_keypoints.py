@@ -37,6 +37,7 @@ def test_a_mirror_by_names():
     person = kinds_of(PERSON)
     assert person.mirrored == [0, *(i + 1 if i % 2 else i - 1 for i in range(1, 17))]  # COCO's own pairs
     assert Kinds(("LeftEye", "RightEye", "tail", "L-ear", "R-ear")).mirrored == [1, 0, 2, 4, 3]
+    assert Kinds(("LShoulder", "RShoulder", "eye.left", "eye.right")).mirrored == [1, 0, 3, 2]
     assert Kinds(("left_eye", "bright eye", "eye_lid")).mirrored == [0, 1, 2]
     assert len(person.sigmas) == 17
     assert kinds_of({"keypoints": NAMES}).sigmas == ()  # of no one else
@@ -157,6 +158,8 @@ RIGHT = [10, 20, 2, 30, 40, 1, 0, 0, 0]
         (RIGHT, {"keypoints": ["nose", "nose", "eye"]}, "the same name", True),
         (RIGHT, {"keypoints": None}, "no 'keypoints'", True),
         (RIGHT, {"skeleton": [[0, 1]]}, "skeleton", True),
+        (RIGHT, {"skeleton": [1, 2]}, "skeleton", True),
+        (RIGHT, {"keypoints": ["a", "b", "c"]}, "no keypoint is the mirror", False),
         (RIGHT, {"sigmas": [0.1]}, "1 sigmas for 3 keypoints", True),
         (RIGHT, {"keypoints": ["nose", "left_eye", "eye"]}, "flips leave them: left_eye", False),
     ],
@@ -182,8 +185,14 @@ def test_what_the_config_says_comes_first(tmp_path):
     found = metainfo_of(tmp_path / "a.json", {"classes": ("pose",), "sigmas": [0.1] * 3})
     assert found["sigmas"] == [0.1] * 3
     assert found["keypoints"] == tuple(CATEGORY["keypoints"])
-    with pytest.raises(ConfigError, match="no 'keypoints'"):
-        metainfo_of(tmp_path / "a.json", {"classes": ("other",)})
+    assert metainfo_of(tmp_path / "a.json", {})["classes"] == ("pose",)  # the one that has keypoints
+    for about, match in (
+        ({"classes": ("other",)}, "no 'keypoints'"),
+        ({"classes": ("Pose",)}, "got Pose, expected one of its categories, pose, other"),
+        ({"classes": ("pose",), "keypoints": ("a", "b", "c")}, "other keypoints than"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            metainfo_of(tmp_path / "a.json", about)
 
 
 def test_checks_of_a_config(root):

@@ -59,8 +59,8 @@ def test_from_a_base(new):
     [
         (["--method", "cascade", "--keypoints"], "belong to --method rfdetr"),
         (["--method", "rfdetr", "--keypoints", "--masks"], "leave all but one out"),
-        (["--base", "rfdetr_keypoints_nano_figures", "--iters", "5"], "a base with keypoints"),
-        (["--base", "rfdetr_nano_shapes", "--keypoints", "--iters", "5"], "a base with keypoints"),
+        (["--base", "rfdetr_keypoints_nano_figures", "--iters", "5"], "needs --keypoints"),
+        (["--base", "rfdetr_nano_shapes", "--keypoints", "--iters", "5"], "has no keypoints"),
     ],
 )
 def test_what_contradicts(new, options, what, capsys):

@@ -21,7 +21,7 @@ from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
 from vitdense.mm.checks.seen import Notes, SeenImages
 from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
-from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
+from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes, type_name
 from vitdense.mm.data.coco import DOUBLES, has_box, parse, read_coco, used
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import (
@@ -37,7 +37,7 @@ from vitdense.mm.data.images import (
     read_pixels,
 )
 from vitdense.mm.data.kept import mark
-from vitdense.mm.data.keypoints import keypoint_faults, metainfo_of
+from vitdense.mm.data.keypoints import PERSON, keypoint_faults, metainfo_of
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map, read_label_maps
 from vitdense.mm.data.panoptic import ids_of_colours, read_panoptic
 from vitdense.mm.data.samples import Samples, Size
@@ -361,8 +361,9 @@ class KeypointSet(AnnotatedSet):
         yield from super().faults(first, trained)
         about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
         number, head = len(about["keypoints"]), self.cfg.model.get("bbox_head") or {}
-        if head.get("num_keypoints", number) != number:
-            what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {head['num_keypoints']}"
+        expected = head.get("num_keypoints", len(PERSON["keypoints"]))
+        if type_name(head) == "RFDETRKeypointHead" and expected != number:
+            what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {expected}"
             yield Fault(what, self.where, fix=f"set it to {number}")
         if not self.training and len(about["sigmas"]) != number:
             what = f"the metric needs a sigma for each of {number} keypoints, got {len(about['sigmas'])}"

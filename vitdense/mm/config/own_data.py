@@ -150,7 +150,9 @@ def _num_keypoints(file: Path, classes: Sequence[str], written: Mapping | None) 
     """Keypoints of the one category of a file."""
     if written is not None or len(classes) != 1:
         got = "YOLO's format" if written is not None else f"{file} with {count(len(classes), 'categories')}"
-        raise ConfigError(f"--keypoints: got {got}, expected COCO's with one category, which has 'keypoints'")
+        raise ConfigError(
+            f"--keypoints: got {got}, expected COCO's with one category, which has 'keypoints'; leave out others"
+        )
     return len(metainfo_of(file, {})["keypoints"])
 
 
@@ -361,7 +363,8 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
         if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
             raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
     if ("num_keypoints" in (cfg.model.get("bbox_head") or {})) != bool(vars(args).get("keypoints")):
-        raise ConfigError(f"--keypoints: it belongs to a base with keypoints, and {args.base} with it alone")
+        has = "has no keypoints" if vars(args).get("keypoints") else "has keypoints, and needs --keypoints"
+        raise ConfigError(f"--base: {args.base} {has}")
     if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
         raise ConfigError(
             f"--boxes: {args.base} has a mask head; start from a config without one, such as "

@@ -50,8 +50,8 @@ class Kinds(NamedTuple):
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """Of left_eye, left-eye, LeftEye or L_eye."""
-    return tuple(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_").split("_"))
+    """Of left_eye, left-eye, eye.left, LeftEye, LEye or L_eye."""
+    return tuple(re.split(r"[-_ .]", re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=^[LR])(?=[A-Z])", "_", name).lower()))
 
 
 def kinds_of(category: Mapping) -> Kinds:
@@ -66,15 +66,24 @@ def metainfo_of(file: Path, metainfo: Mapping[str, Any]) -> dict[str, Any]:
     """The `metainfo` of a data set of a file: its own, completed by the category of the first class, or of the file.
 
     Raises:
-        ConfigError: It is no COCO annotation file, or the category has no keypoints, or its skeleton or sigmas are
-            those of others.
+        ConfigError: It is no COCO annotation file, or has no such category, or several with keypoints; the category has
+            none, or other names than `metainfo`; skeleton or sigmas are those of others.
     """
     categories = {one["name"]: one for one in overview(file).content}
-    name = next(iter(metainfo.get("classes") or categories))
-    category = categories.get(name, {})
-    if faults := list(category_faults(category)):
+    with_points = [name for name, one in categories.items() if one.get("keypoints")]
+    names = metainfo.get("classes") or with_points or [*categories]
+    if len(names) != 1 or names[0] not in categories:
+        raise ConfigError(
+            f"{file}: got {', '.join(map(str, names))}, expected one of its categories, {', '.join(categories)}, by "
+            f"metainfo=dict(classes=(NAME,))"
+        )
+    if faults := list(category_faults(categories[names[0]])):
         raise ConfigError(f"{file}: {faults[0]}")
-    return {"classes": (name,), **kinds_of(category)._asdict(), **metainfo}
+    own = kinds_of(categories[names[0]])
+    about = {"classes": (names[0],), **own._asdict(), **metainfo}
+    if tuple(about["keypoints"]) != own.keypoints:
+        raise ConfigError(f"metainfo: got other keypoints than {file}, by whose names flips swap sides; leave them out")
+    return about
 
 
 def category_faults(category: Mapping) -> Iterator[Fault]:
@@ -86,7 +95,8 @@ def category_faults(category: Mapping) -> Iterator[Fault]:
     if len(set(names)) < len(names):
         yield Fault(f"{where} has keypoints of the same name")
     pairs = category.get("skeleton") or ()
-    if not all(len(pair) == 2 and set(pair) <= {*range(1, len(names) + 1)} for pair in pairs):
+    numbers = {*range(1, len(names) + 1)}
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 and numbers.issuperset(pair) for pair in pairs):
         yield Fault(f"{where}: skeleton has other numbers than pairs of 1 to {len(names)}, those of its keypoints")
     if len(category.get("sigmas") or names) != len(names):
         yield Fault(f"{where} has {len(category['sigmas'])} sigmas for {len(names)} keypoints")
@@ -103,6 +113,8 @@ def keypoint_faults(content: Mapping[str, list[dict]], classes: Collection[str])
         sided = zip(own.keypoints, own.mirrored, range(len(own.keypoints)))
         alone = [name for name, other, i in sided if other == i and set(_words(name)) & set(SIDES)]
         faults.add("keypoints have a side in their names that no other mirrors; flips leave them:", *alone, grave=False)
+        if len(own.keypoints) > 1 and own.mirrored == [*range(len(own.keypoints))]:
+            faults.add("no keypoint is the mirror of another; flips leave all of", category["name"], grave=False)
     sizes = {one["id"]: (one["width"], one["height"]) for one in content["images"]}
     number, shares = 0, True
     for one in (one for one in content["annotations"] if one["category_id"] in kinds and one.get("keypoints")):

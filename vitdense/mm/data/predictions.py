@@ -55,7 +55,9 @@ class CocoPredictions:
         self.known_images = {_locate(folder / _file_name(image)): image for image in images}
         self.used_ids = {image["id"] for image in self.known_images.values()}
         self.category_ids = self._category_ids(classes, truth.get("categories", []))
-        self.categories = [{"id": i, "name": name} for i, name in zip(self.category_ids, classes)]
+        known = {one["name"]: one for one in truth.get("categories", [])}  # with their keypoints
+        rows = zip(self.category_ids, classes)
+        self.categories = [{**known.get(name, {}), "id": i, "name": name} for i, name in rows]
         self.found: dict[Path, Found] = {}
 
     def _category_ids(self, classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:

@@ -173,7 +173,8 @@ class KeypointMetric(FasterCocoMetric):
     Sigmas are those of the data's `metainfo`, see `Kinds`.
 
     Raises:
-        ConfigError: Results have no keypoints; or there are no sigmas, or for another number of keypoints.
+        ConfigError: Results have no keypoints; there are no sigmas, or for another number of keypoints; or no
+            `ann_file`.
     """
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
@@ -186,13 +187,13 @@ class KeypointMetric(FasterCocoMetric):
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """``keypoints_mAP`` and the others of `KEYPOINT_ITEMS`, and those of boxes."""
-        values, (_, found), sigmas = (
-            super().compute_metrics(results),
-            zip(*results),
-            self.dataset_meta.get("sigmas", ()),
-        )
-        if self.format_only:
-            return values
+        if self.format_only or self.converts:
+            raise ConfigError(
+                "metric of keypoints: got format_only=True, or no ann_file; expected an annotation file of COCO's "
+                "keypoints. `vitdense predict` writes results of images without one"
+            )
+        values, sigmas = super().compute_metrics(results), self.dataset_meta.get("sigmas", ())
+        found = [one for _, one in results]
         if len(sigmas) != found[0]["keypoints"].shape[1]:
             raise ConfigError(
                 f"metric of keypoints: got {len(sigmas)} sigmas for {found[0]['keypoints'].shape[1]} keypoints; give "

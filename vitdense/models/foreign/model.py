@@ -117,11 +117,11 @@ class ForeignTrunk(Backbone):
         self, state: Mapping[str, Tensor], source: str, built: nn.Module | None = None, is_own: bool = True
     ) -> None:
         """See `load_weights`; for `is_own` see `vitdense.checkpoint.fill.fill`."""
-        is_own, targets, whole = all(key.startswith("trunk.") for key in state), self.state_dict(), ()
-        if not is_own:
+        has_our_names, targets, whole = all(key.startswith("trunk.") for key in state), self.state_dict(), ()
+        if not has_our_names:
             state, whole = self.renamed(state, built)
             state = {f"trunk.{key}": x for key, x in state.items()}
-        report = LoadReport(source, "vitdense" if is_own else type(self).__name__)
+        report = LoadReport(source, "vitdense" if has_our_names else type(self).__name__)
         report.ignored = [key for key in state if key not in targets and key.removeprefix("trunk.") in whole]
         state = {key: x for key, x in state.items() if key not in report.ignored}
         fresh = [pattern for pattern in MAY_BE_MISSING if not any(re.fullmatch(pattern, key) for key in state)]
