@@ -73,6 +73,18 @@ def load(model, name, **shapes):
     return model
 
 
+def assert_same_losses(losses, golden, names):
+    """All losses of a golden file, whose names of kinds are these."""
+    compared = set()
+    for key, value in losses.items():
+        start, _, kind = key.rpartition("loss_")
+        end = "_enc" if start == "enc_" else f"_{start[1:-1]}" if start else ""
+        theirs = f"loss/loss_{names.get(kind, kind)}{end}"
+        assert value.item() == pytest.approx(golden[theirs].item(), rel=1e-5), key
+        compared.add(theirs)
+    assert compared == {key for key in golden if key.startswith("loss/")}
+
+
 GOLDENS = {"rfdetr_n": "Nano", "rfdetr_seg_n": "SegNano"}
 LARGE = {"rfdetr_seg_xl": "SegXLarge", "rfdetr_seg_2xl": "Seg2XLarge"}
 OTHERS = {"rfdetr_transformers_n": "Nano", "rfdetr_transformers_seg_n": "SegNano"}
@@ -136,15 +148,7 @@ def test_losses_and_gradients_with_an_image_without_objects(name):
     golden = load_file(GOLDEN / f"{name}_train.safetensors")
     with same_points():
         losses = model.train().loss(normal("images", 3, 3, side, side), samples(side, targets(side, (4, 0, 2))))
-    names = {"cls": "ce", "mask": "mask_ce", "dice": "mask_dice"}
-    compared = set()
-    for key, value in losses.items():
-        start, _, kind = key.rpartition("loss_")
-        end = "_enc" if start == "enc_" else f"_{start[1:-1]}" if start else ""
-        theirs = f"loss/loss_{names.get(kind, kind)}{end}"
-        assert value.item() == pytest.approx(golden[theirs].item(), rel=1e-5), key
-        compared.add(theirs)
-    assert compared == {key for key in golden if key.startswith("loss/")}
+    assert_same_losses(losses, golden, {"cls": "ce", "mask": "mask_ce", "dice": "mask_dice"})
     sum(losses.values()).backward()
     head, trunk = model.bbox_head, model.backbone
     layer = head.decoder.layers[0]
