@@ -15,7 +15,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from cost import CostCounter
 from vitdense.families import MODELS, Model, backbone_class
 from vitdense.files import atomic_write, read_text
-from vitdense.inspect.flops import count, macs, num_params
+from vitdense.flops import count, macs, num_params
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import SHAPES, figures, recipes, shape_of

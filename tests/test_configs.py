@@ -12,7 +12,7 @@ import torch
 from conftest import LARGER, RECIPES, REPO, needs_research
 
 from vitdense.families import MODELS
-from vitdense.inspect.flops import count
+from vitdense.flops import count
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.load import load_config

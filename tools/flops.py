@@ -6,7 +6,7 @@ import torch
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.inspect.flops import Row, count, table
+from vitdense.flops import Row, count, table
 from vitdense.mm.config.arguments import make_parser, whole_number
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import config_of

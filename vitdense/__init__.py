@@ -10,6 +10,7 @@ from typing import Any
 
 from vitdense.families import FOLDERS
 from vitdense.ops.finder import install as _install_ops
+from vitdense.seams import public_names
 
 __version__ = "0.3.0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
@@ -21,6 +22,7 @@ _LAZY = {  # name: the module that has it, imported when the name is first used
     "WindowedViT": "vitdense.models.vit.windowed",
     "DeconvPyramid": "vitdense.necks",
     "empty_cache": "vitdense.layers.layout",
+    **public_names(),
 }
 __all__ = [*_LAZY]
 

@@ -17,8 +17,8 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.families import MODELS as TABLE
+from vitdense.flops import num_params
 from vitdense.hub import create
-from vitdense.inspect.flops import num_params
 from vitdense.models.convnext.sizes import CONVNEXT
 from vitdense.models.hiera.sizes import HIERA
 from vitdense.models.mvit.sizes import MVIT, MViTArch

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cost import CostCounter
 from timing import alternate, median_ratio, peak_memory
-from vitdense.inspect.flops import macs
+from vitdense.flops import macs
 from vitdense.layers import layout, local
 from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, num_offsets
 

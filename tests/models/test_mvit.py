@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitdense import MViT
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.models.base import Stage
 from vitdense.models.mvit.model import BlockSpec, MViTBlock, plan
 from vitdense.models.mvit.sizes import MVIT, MViTArch

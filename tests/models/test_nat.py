@@ -11,7 +11,7 @@ from torch import nn
 from vitdense import NAT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.models.nat.sizes import NAT as SIZES
 
 ARCH = {"embed_dims": 16, "depths": (1, 2, 2, 1), "num_heads": (1, 2, 4, 8), "mlp_ratio": 3.0}

@@ -7,7 +7,7 @@ from torchvision import models as torchvision_models
 from torchvision.models import resnet
 
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.models.resnet.model import ResNet, plan
 from vitdense.models.resnet.sizes import RESNET
 

@@ -5,7 +5,7 @@ from conftest import brute_force_attention, relative_error
 
 from vitdense import Swin, SwinV2
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import num_params
+from vitdense.flops import num_params
 from vitdense.models.swin.model import BlockSpec, WindowAttention, plan
 from vitdense.models.swin.sizes import SWIN, SwinArch
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from vitdense import SwinV2
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import num_params
+from vitdense.flops import num_params
 from vitdense.layers.attention import unit_length
 from vitdense.models.swin_v2.model import BlockSpecV2, CosineWindowAttention, plan
 from vitdense.models.swin_v2.sizes import SWIN_V2

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from cost import CostCounter
 from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.layers.layout import window_layout
 from vitdense.models.vit.model import BlockSpec, ViTBlock, default_out_indices, plan
 from vitdense.models.vit.sizes import VIT, ViTArch

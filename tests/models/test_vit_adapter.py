@@ -21,7 +21,7 @@ from vitdense import ViT, ViTAdapter
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole, load_pretrained
-from vitdense.inspect.flops import num_params
+from vitdense.flops import num_params
 from vitdense.layers.deformable import DeformableAttention
 
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5}

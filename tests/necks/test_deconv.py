@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from vitdense import ViT
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.necks import DeconvPyramid
 from vitdense.necks.deconv import DESIGNS
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitdense.inspect.flops import num_params
+from vitdense.flops import num_params
 from vitdense.research.reppoints_v2.bifpn import BiFPN
 
 

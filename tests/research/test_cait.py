@@ -12,7 +12,7 @@ from vitdense import CaiT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.layers.layout import window_layout
 from vitdense.models.vit.model import BlockSpec
 from vitdense.research.cait.model import ClassBlock, TalkingHeads

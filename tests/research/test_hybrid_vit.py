@@ -8,8 +8,8 @@ from test_vit import NANO
 from torch import nn
 
 from vitdense import HybridViT
+from vitdense.flops import num_params
 from vitdense.hub import create
-from vitdense.inspect.flops import num_params
 from vitdense.research.hybrid_vit.model import SameConv
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from vitdense import Mixer
 from vitdense.families import MODELS
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.layers.layout import window_layout
 from vitdense.layers.resize import bicubic_weights, resize_grid, resize_window_linear
 from vitdense.research.mixer.model import (

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.research.non_local.attention import NonLocal, SAGANAttention
 
 KINDS = {  # one of every form

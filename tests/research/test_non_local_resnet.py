@@ -11,7 +11,7 @@ from vitdense import NonLocalResNet, ResNet
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import num_params
+from vitdense.flops import num_params
 from vitdense.research.non_local.model import ATTENTION
 
 ONE = {"kind": "nonlocal", "after": ((2, 1),)}

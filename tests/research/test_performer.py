@@ -5,7 +5,7 @@ import torch
 from conftest import relative_error
 from torch import nn
 
-from vitdense.inspect.flops import macs
+from vitdense.flops import macs
 from vitdense.layers.attention import attend
 from vitdense.research.swin_ablations.performer import EPSILON, PerformerAttention, orthogonal_features
 

@@ -13,7 +13,7 @@ from torchvision.ops import DeformConv2d
 
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import fit_whole
-from vitdense.inspect.flops import num_params
+from vitdense.flops import num_params
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 

@@ -7,7 +7,7 @@ from test_resnet import NANO, images
 from torch import nn
 
 from vitdense import SASA, ResNet
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.layers import local
 from vitdense.research.sasa.model import LocalConv
 from vitdense.research.sasa.sizes import SASAArch

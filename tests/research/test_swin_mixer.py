@@ -7,7 +7,7 @@ from vitdense import SwinMixer
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.layers.resize import resize_window_linear
 from vitdense.models.swin.model import BlockSpec
 from vitdense.research.swin_mixer.checkpoint import to_grouped

@@ -11,7 +11,7 @@ from vitdense import ParallelViT, StemViT, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.inspect.flops import macs, num_params
+from vitdense.flops import macs, num_params
 from vitdense.layers.blocks import SyncBatchNorm
 from vitdense.models.vit.model import BlockSpec
 from vitdense.models.vit.sizes import ViTArch

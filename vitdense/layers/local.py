@@ -26,7 +26,7 @@ POSITIONS = ("table", "query", None)
 TILES = (7, 8)  # sides of a tile of queries; while a model is compiled, the first
 
 
-# `vitdense.inspect.flops` counts the pairs of the definition, not of tiles.
+# `vitdense.flops` counts the pairs of the definition, not of tiles.
 @wrap_torch_function(lambda q, kv, *_, **__: (q, kv))
 def attend_local(
     q: Tensor,

@@ -21,6 +21,7 @@ from vitdense.models.vit.tokens import JointViT, TokenViT
 from vitdense.models.vit.windowed import WindowedViT
 from vitdense.module import Module
 from vitdense.necks import DeconvPyramid
+from vitdense.seams import registering
 
 
 def _child(parent: Registry, **locations: str) -> Registry:
@@ -32,6 +33,7 @@ def _child(parent: Registry, **locations: str) -> Registry:
     """
     here = [f"vitdense.mm.{module}" for needs, module in locations.items() if find_spec(needs)]
     here += ["vitdense.research.registered"] if "research" in FLOORS else []
+    here += registering()
     return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
 
 

@@ -9,7 +9,7 @@ from conftest import HAS_RESEARCH, needs_research
 from PIL import Image
 
 import vitdense
-from vitdense.inspect import show
+from vitdense.extensions.show import maps as show
 from vitdense.mm.cli.show import _attention, _marked, contact_sheet, sheet_rows
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config

@@ -7,7 +7,7 @@ import torch
 
 from vitdense.families import MODELS, Model, backbone_class, find_model, near_names
 from vitdense.files import read_text
-from vitdense.inspect.flops import count, macs, num_params
+from vitdense.flops import count, macs, num_params
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.files import find_config

@@ -10,8 +10,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitdense.extensions.show import maps as show
 from vitdense.files import atomic_write
-from vitdense.inspect import show
 from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import ImageReader, load_model, test_steps

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
-from vitdense.inspect.show import CHANNELS_FIRST, LAYERS
+from vitdense.extensions.show.maps import CHANNELS_FIRST, LAYERS
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import max_pool
 from vitdense.layers.layout import copied, longer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
-from vitdense.inspect.show import LAYERS
+from vitdense.extensions.show.maps import LAYERS
 from vitdense.layers.attention import masked_bias
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import Windows, copied

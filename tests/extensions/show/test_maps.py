@@ -6,7 +6,7 @@ from conftest import HAS_RESEARCH
 from torch import nn
 
 import vitdense
-from vitdense.inspect import show
+from vitdense.extensions.show import maps as show
 
 SIZES = {"embed_dims": 8, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 NON_LOCAL = {"kind": "nonlocal", "after": ((2, 1),)}

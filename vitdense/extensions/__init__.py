@@ -1,0 +1,1 @@
+"""Capabilities that the core is complete without, a folder each: see `vitdense.seams`."""

@@ -1,0 +1,5 @@
+"""Pictures of what a trained model sees: attention, features, receptive fields, position biases."""
+
+from vitdense.seams import Extension
+
+EXTENSION = Extension(commands={"show": "draw what a trained model sees in an image"})

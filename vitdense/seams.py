@@ -1,0 +1,80 @@
+"""What the core offers to the folders of `vitdense.extensions`, none of which it names.
+
+A folder says in its ``__init__.py``, as data, what it adds: ``EXTENSION = Extension(...)``. It is found by the folder,
+as families are; a module of it is imported when something of it is asked for. Without the folder, all the rest works.
+"""
+
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What one folder adds, by names of modules.
+
+    Attributes:
+        names: Public names of `vitdense`, and the module that has each.
+        commands: Commands, and their line of help. A module of the folder has the name of the command, and `main`.
+        options: Commands of the core, and the module with further options of each; see `options_of`.
+        registers: Packages, and the module that registers classes with mm where the package is installed.
+        kinds: Types of data sets, and the module that knows this kind of labels.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    registers: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+
+@cache
+def extensions() -> dict[str, Extension]:
+    """The extensions that are there, by the names of their modules."""
+    root = "vitdense.extensions"
+    if not find_spec(root):
+        return {}
+    names = sorted(f"{root}.{found.name}" for found in pkgutil.iter_modules(import_module(root).__path__))
+    return {name: import_module(name).EXTENSION for name in names}
+
+
+def public_names() -> dict[str, str]:
+    """Public names of `vitdense` that extensions have, and the module of each."""
+    return {name: module for extension in extensions().values() for name, module in extension.names.items()}
+
+
+def commands() -> dict[str, tuple[str, str]]:
+    """Commands of extensions: the module of each, and its line of help."""
+    return {
+        name: (f"{module}.{name.replace('-', '_')}", text)
+        for module, extension in extensions().items()
+        for name, text in extension.commands.items()
+    }
+
+
+def options_of(command: str) -> list[ModuleType]:
+    """The modules with further options of a command. Each may have
+
+    - ``add_options(parser)``: adds them;
+    - ``change(cfg, args)``: changes the config of a training or a test, after the core's own passes;
+    - ``instead(args)``: does the work of the whole command, and returns its exit status; None where it is not asked to;
+    - ``after(args, **outcome)``: gets what the command made: a test its ``metrics`` and ``runner``, an export its
+      ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``.
+    """
+    modules = [extension.options.get(command) for extension in extensions().values()]
+    return [import_module(module) for module in modules if module]
+
+
+def registering() -> Iterator[str]:
+    """Modules of extensions that register classes with mm, where the package that they need is installed."""
+    for extension in extensions().values():
+        yield from (module for package, module in extension.registers.items() if find_spec(package))
+
+
+def kinds() -> dict[str, str]:
+    """Types of data sets that extensions know, and the module of each."""
+    return {kind: module for extension in extensions().values() for kind, module in extension.kinds.items()}
