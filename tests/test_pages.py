@@ -71,6 +71,7 @@ WORDS = {
 # Commands that are not run here, and configs that are built alone, by a pattern, and why.
 NOT_RUN = {
     r"^pip install": "installs; .ci/run does it",
+    r"^git clone": "needs a network",
     r"^vitdense demo": "takes ten minutes; tests/mm/cli/test_demo.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
