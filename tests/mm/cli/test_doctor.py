@@ -9,9 +9,8 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense.mm import checks
-from vitdense.mm.checks import dry_step, model, seen
+from vitdense.mm.checks import dry_step, model
 from vitdense.mm.cli.check import report
-from vitdense.mm.data.images import read_image_file
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -144,21 +143,3 @@ def test_joined_files_have_their_own_rows_and_pictures(data, tmp_path):
     page = page_of(cfg, tmp_path / "page", 0)
     assert [(kind, pictures) for kind, text, pictures in cards(page) if "val.json" in text] == [("warning", 1)] * 2
     assert all(f"<h3>train {i}</h3>" in page for i in (1, 2))
-
-
-def test_a_second_look_reads_only_what_has_changed(data, monkeypatch, tmp_path, capsys):
-    _, write = data
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "notes"))
-    cfg, read = write(), []
-    monkeypatch.setattr(seen, "read_image_file", lambda path: read.append(path) or read_image_file(path))
-    assert report(cfg, True) == 0
-    assert len(read) == 16
-    read.clear()
-    first = capsys.readouterr().out
-    assert report(cfg, True) == 0
-    assert read == []
-    assert capsys.readouterr().out == first
-    changed = tmp_path / "val/val_2.jpg"
-    changed.write_bytes(changed.read_bytes()[:-300])
-    assert report(cfg, True) == 2
-    assert read == [str(changed)]

@@ -965,6 +965,20 @@ def test_a_metric_that_does_not_know_of_dropped_objects_is_refused(bases, tmp_pa
         assert all(fault.grave and "drop_doubles" in str(fault) for fault in found)
 
 
+def test_what_is_damaged_or_repaired_between_two_looks_is_seen(bases, tmp_path, monkeypatch):
+    """Of segments in a sub-folder."""
+    data = Panoptic()
+    data.train["images"][0]["file_name"] = "a/0.jpg"
+    data.train["annotations"][0]["file_name"] = "a/0.png"
+    data.files["train/a/0.jpg"] = data.files.pop("train/0.jpg")
+    png = data.files["train_png/a/0.png"] = data.files.pop("train_png/0.png")
+    monkeypatch.chdir(tmp_path)
+    tools = Tools(data, tmp_path, bases["panoptic"], monkeypatch)
+    for content, right in ((png, FINE), (png[:40], REFUSED), (png, FINE)):
+        (tmp_path / "train_png/a/0.png").write_bytes(content)
+        assert [tools.check().verdict, tools.start("train", "val").verdict] == [right, right]
+
+
 def test_faults_of_one_thing_and_of_several():
     assert count(1, "masks have no pixel") == "1 mask has no pixel"
     assert count(2, "masks have no pixel") == "2 masks have no pixel"

@@ -7,7 +7,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
-from vitdense.mm.checks.seen import Notes, SeenImages
 from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes, type_name
@@ -36,7 +35,6 @@ from vitdense.mm.data.images import (
     read_image_file,
     read_pixels,
 )
-from vitdense.mm.data.kept import mark
 from vitdense.mm.data.keypoints import PERSON, keypoint_faults, metainfo_of
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map, read_label_maps
 from vitdense.mm.data.panoptic import ids_of_colours, read_panoptic
@@ -172,10 +170,8 @@ class DataSet:
         Args:
             whole: Decode them; otherwise the first and last bytes of a sample are read.
         """
-        read = SeenImages(self.image_paths) if whole else partial(read_image_file, whole=False)
+        read = partial(read_image_file, whole=whole)
         found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, read)
-        if whole:
-            read.save()
         skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
         return found, [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in faults]
 
@@ -262,30 +258,18 @@ class DataSet:
 
 
 class AnnotatedSet(DataSet):
-    """A JSON file of instances or of panoptic segments. What it holds is remembered on the disk."""
+    """A JSON file of instances or of panoptic segments."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.folder = os.path.join(self.root, self.prefix.get("img") or "")
 
-    @property
-    def depends(self) -> list[object]:
-        """What `samples` depends on."""
-        return [os.path.abspath(self.file), mark(self.file)]
-
     def read(self) -> Samples:
-        """Read the file."""
         return read_coco(Path(self.file))
 
     @once
     def samples(self) -> Samples:
-        notes = Notes("annotations", *self.depends)
-        if (saved := notes.read()) is None:
-            notes.write(asdict(found := self.read()))
-            return found
-        faults = [Fault(**{**one, "items": tuple(one["items"])}) for one in saved.pop("faults")]
-        sizes = {name: size and tuple(size) for name, size in saved.pop("sizes").items()}
-        return Samples(sizes, faults=faults, **saved)
+        return self.read()
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         held, of_file = self.samples, f"{self.where}: {self.file}"
@@ -345,10 +329,6 @@ class AnnotatedSet(DataSet):
 class KeypointSet(AnnotatedSet):
     """Instances with keypoints."""
 
-    @property
-    def depends(self) -> list[object]:
-        return [*super().depends, "keypoints", *self.classes]
-
     def read(self) -> Samples:
         samples, content = super().read(), parse(Path(self.file))
         samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
@@ -382,11 +362,6 @@ class PanopticSet(AnnotatedSet):
     def segments(self) -> Path:
         """The folder of the PNGs."""
         return Path(self.root, self.prefix.get("seg") or "")
-
-    @property
-    def depends(self) -> list[object]:
-        times = sorted((one.name, one.stat().st_mtime_ns) for one in self.segments.glob("*.png"))
-        return [*super().depends, self.number, times]
 
     def read(self) -> Samples:
         return read_panoptic(Path(self.file), self.segments, self.number)
