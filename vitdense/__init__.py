@@ -12,7 +12,7 @@ from vitdense.families import FOLDERS
 from vitdense.ops.finder import install as _install_ops
 from vitdense.seams import public_names
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.hub"),
     "load": "vitdense.mm.predictor",
