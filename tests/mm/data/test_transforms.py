@@ -1,8 +1,6 @@
 import io
 import random
-from types import SimpleNamespace
 
-import mmcv
 import numpy as np
 import pytest
 import torch
@@ -13,11 +11,14 @@ from mmengine.dataset import BaseDataset
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from vitdense.mm.config.base import Asked
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.passes import built
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.data import transforms
 from vitdense.mm.data.detection import Mosaic
 from vitdense.mm.data.shapes import draw_image
-from vitdense.mm.data.transforms import LoadImage, name_unreadable
+from vitdense.mm.data.transforms import LoadImage
 from vitdense.mm.errors import ConfigError
 
 
@@ -48,16 +49,11 @@ class Files(BaseDataset):
         return list(self.samples)  # mmengine empties it
 
 
-@pytest.mark.parametrize("options", [{}, {"to_float32": True}, {"color_type": "grayscale"}])
-@pytest.mark.parametrize("after", [b"", b"bytes after the end"])
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
-def test_intact_files_give_the_pixels_of_mmcv(kind, after, options, write):
-    sample = write(encoded(kind) + after)
-    got, want = (load.transform(dict(sample)) for load in (LoadImage(**options), LoadImageFromFile(**options)))
+def test_floating_point_pixels(write):
+    (got, want) = (load(to_float32=True).transform(write(encoded("PNG"))) for load in (LoadImage, LoadImageFromFile))
     assert got.keys() == want.keys()
-    assert got["img"].dtype == want["img"].dtype
+    assert got["img"].dtype == np.float32
     np.testing.assert_array_equal(got["img"], want["img"])
-    assert (got["img_shape"], got["ori_shape"]) == (want["img_shape"], want["ori_shape"]) == ((64, 128),) * 2
 
 
 UNREADABLE = {
@@ -68,19 +64,6 @@ UNREADABLE = {
 }
 
 
-@pytest.fixture
-def old_opencv(monkeypatch):
-    """Before 4.12 it fills what is missing of a truncated file with grey."""
-    read = mmcv.imfrombytes
-
-    def fill(content, **options):
-        image = read(content, **options)
-        return np.full((64, 128, 3), 128, np.uint8) if image is None and content[:1] in b"\xff\x89" else image
-
-    monkeypatch.setattr(mmcv, "imfrombytes", fill)
-
-
-@pytest.mark.usefixtures("old_opencv")
 @pytest.mark.parametrize("what", UNREADABLE)
 def test_unreadable_image_is_an_error_that_names_the_file_and_the_option(what, write):
     sample = write(UNREADABLE[what])
@@ -93,7 +76,6 @@ def test_missing_image_is_an_error_that_names_the_file(tmp_path):
         LoadImage().transform({"img_path": str(tmp_path / "gone.jpg")})
 
 
-@pytest.mark.usefixtures("old_opencv")
 def test_unreadable_images_are_skipped_and_counted_by_option(write, monkeypatch):
     lines = []
     monkeypatch.setattr(transforms, "print_log", lambda line, *_: lines.append(line))
@@ -115,21 +97,31 @@ def test_unreadable_image_in_a_data_worker_is_one_message(write, capsys):
     assert "image.file" in line
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda one: one, lambda one: SimpleNamespace(datasets=[SimpleNamespace(dataset=one)])]
-)
-def test_errors_of_mm_readers_name_the_file(wrap, write, tmp_path):
-    """The image, as `LoadImage` does, and the label map."""
-    LoadAnnotations = pytest.importorskip("mmseg.datasets.transforms").LoadAnnotations
-    steps = [LoadImageFromFile(color_type="grayscale"), LoadAnnotations()]
-    image, labels = write(encoded("PNG")), tmp_path / "labels.png"
-    labels.write_bytes(encoded("PNG")[:60])
-    name_unreadable(wrap(SimpleNamespace(pipeline=SimpleNamespace(transforms=steps))))
-    (load_image, load_labels) = steps
-    assert type(load_image) is LoadImage
-    assert load_image(image)["img"].ndim == 2
+def test_a_label_map_that_cannot_be_read_is_named(write):
+    load = pytest.importorskip("vitdense.mm.data.segmentation").LoadAnnotations()
+    path = write(encoded("PNG")[:60], "labels.png")["img_path"]
     with pytest.raises(ConfigError, match=r"label map .*labels\.png cannot be read"):
-        load_labels({"seg_map_path": str(labels), "reduce_zero_label": False})
+        load({"seg_map_path": path, "reduce_zero_label": False, "seg_fields": []})
+
+
+def test_the_readers_stand_in_the_config():
+    """Those of the test data are mm's in the saved config, where mm's inferencers look for them."""
+    cfg = load_config("mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py")
+    built_one = built(cfg, Asked())
+    own, of_mm = ["vitdense.LoadImage", "vitdense.LoadAnnotations"], ["LoadImageFromFile", "LoadAnnotations"]
+    for config, split, want in (
+        *((cfg, split, own) for split in ("train", "val")),
+        (cfg, "test", of_mm),
+        (built_one, "test", own),
+    ):
+        steps = [step.type for step in config[f"{split}_dataloader"].dataset.pipeline]
+        assert [name for name in steps if "Load" in name] == want
+
+
+def test_a_reader_that_the_user_names_stays():
+    option = {"train_dataloader.dataset.pipeline.1.type": "LoadImageFromFile"}
+    cfg = load_config("cascade_swin_nano_shapes", option)
+    assert cfg.train_dataloader.dataset.pipeline[1].type == "LoadImageFromFile"
 
 
 def test_an_image_of_another_size_than_annotated_is_refused(write):

@@ -586,7 +586,7 @@ def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_REA
         for dataset in leaf_datasets(loader.dataset) if loader else ():
             kind = find_class(DATASETS, dataset["type"], cfg)
             files = {key: value for key, value in dataset.items() if key not in OF_USE}
-            decoders = [step for step in dataset.get("pipeline") or () if "imdecode_backend" in step]
+            decoders = [step.get("imdecode_backend") for step in dataset.get("pipeline") or ()]
             made = kept.setdefault(str([files, keeps_orientation(dataset), decoders]), {})
             found.append(_format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number, made))
         for i, one in enumerate(found[start:] if len(found) > start + 1 else (), 1):

@@ -18,6 +18,7 @@ LOGGERS = ("visualizer", "visualizer.*", "default_hooks.logger.log_metric_by_epo
 NUMBERS = tuple(f"model.*num_{of}classes" for of in ("", "things_", "stuff_"))  # of classes
 LABELS = ("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_dataloader.*.values*", *NUMBERS, "model.*class_weight*")
 METRICS = tuple(f"*_evaluator.{part}{key}" for part in ("", "*.") for key in ("ann_file", "drop_doubles", "type"))
+READERS, LEARNED = ("*_dataloader.*.type", "tta_pipeline.*"), ("train_dataloader", "val_dataloader")
 FRESH = ("default_hooks.*.fresh", "custom_hooks.*.fresh")
 VALIDATED = ("test_dataloader*", "test_evaluator*")
 TESTED = ("model", "model.*", "test_dataloader.dataset*.pipeline*")
@@ -30,6 +31,7 @@ LOADING = (
     Pass("settings.image_size", SIZES, lambda cfg, asked: settings.set_image_size(cfg)),
     Pass("settings.log_to", LOGGERS, lambda cfg, asked: settings.set_loggers(cfg)),
     Pass("data_root", ("*_dataloader.*", "*_evaluator", "*_evaluator.*"), options.move_data),
+    Pass("readers of images", READERS, lambda cfg, asked: run.own_readers(cfg, LEARNED)),
     Pass("--cfg-options", ("*",), options.merge_given),
     Pass("hooks that are left out", ("default_hooks", "default_hooks.*"), run.leave_out_hooks),
     Pass("num_workers=0", tuple(f"*_dataloader.{key}" for key in run.OF_WORKERS), run.drop_worker_keys),
@@ -76,6 +78,9 @@ TESTING = (
 # By training and test, of a copy: what is built, which is in no saved config.
 BUILDING = (
     Pass("weights that a checkpoint replaces", ("model.*init_cfg*",), start.drop_weights_of_start),
+    Pass(
+        "readers of test images", READERS, lambda cfg, asked: run.own_readers(cfg, ("test_dataloader", "tta_pipeline"))
+    ),
     Pass("--tta", TESTED, model.augment_tests),
     Pass("--tiles", TESTED, model.tile_tests),
     Pass("exported file", TESTED, model.test_exported),
@@ -93,6 +98,7 @@ PREDICTING = (
 SHARED = {
     "work_dir": ("--launcher or --work-dir", "folder of a test"),
     "auto_scale_lr.enable": ("--auto-scale-lr", "--batch-size auto"),
+    "tta_pipeline.*": ("settings.image_size", "readers of test images"),
     "model.*": (
         *("settings.image_size", "classes of the training data"),
         *("weights that a checkpoint replaces", "exported file", "masks as run-length codes"),

@@ -1,7 +1,7 @@
 """How a run is called and saved, in which precision it computes, its processes, data loaders and hooks."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,11 +9,11 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import print_log
-from mmengine.registry import DATA_SAMPLERS
+from mmengine.registry import DATA_SAMPLERS, TRANSFORMS
 
 from vitdense.families import arguments
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks
+from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, nodes, type_name
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
@@ -24,6 +24,7 @@ OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_schedu
 # What mm leaves open in results, and a log of the first iterations.
 HOOKS = ("vitdense.GuardModelHook", "vitdense.FirstIterationsHook")
 VIEWS = 4  # of an image whose maps are kept: one costs 2.2 mIoU of a linear head on CamVid, where four cost none
+OWN_READERS = {"mmcv.LoadImageFromFile": "vitdense.LoadImage", "mmseg.LoadAnnotations": "vitdense.LoadAnnotations"}
 # Of a data loader, what only worker processes need; torch refuses most of it without any.
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
 
@@ -36,6 +37,22 @@ def drop_worker_keys(cfg: Config, asked: Asked) -> None:
             for key in OF_WORKERS:
                 if loader.get(key):
                     del loader[key]
+
+
+def own_readers(cfg: Config, keys: Sequence[str]) -> None:
+    """Images and label maps are read by `OWN_READERS`, whose errors name the file.
+
+    The test data keep mm's in the config that is saved: mm's inferencers look for them.
+    """
+    for key in keys:
+        for step in nodes(cfg.get(key)):
+            if type_name(step) not in ("LoadImageFromFile", "LoadAnnotations"):
+                continue
+            kind = find_class(TRANSFORMS, step["type"], cfg)
+            package = (kind.__module__ if kind else "").partition(".")[0]
+            own = OWN_READERS.get(f"{package}.{type_name(step)}")
+            if own and step.keys() <= {"type", *arguments(TRANSFORMS.get(own))}:
+                step["type"] = own
 
 
 def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 import io
 import os
 import statistics
+import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +15,7 @@ import cv2
 import mmcv
 import numpy as np
 from huggingface_hub.utils import tqdm
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from vitdense.errors import OptionError
@@ -63,56 +65,78 @@ def keeps_orientation(dataset: Mapping) -> bool:
     return any("ignore_orientation" in step.get("color_type", "") for step in dataset.get("pipeline", ()))
 
 
+@contextmanager
+def header(file: str | Path | bytes) -> Iterator[Image.Image]:
+    """An image file as Pillow sees it without its pixels, of any size: `Image.open` refuses more than 179 million
+    pixels, which OpenCV reads.
+
+    Args:
+        file: Its path, or its content.
+
+    Raises:
+        OSError: It does not exist, or is no image.
+    """
+    Image.preinit()
+    Image.init()
+    with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb") as stream:
+        start, found = stream.read(16), None
+        for factory, accept in (Image.OPEN[name] for name in Image.ID):
+            is_one = accept(start) if accept else True
+            if not is_one or isinstance(is_one, str):  # a text says what is missing to read it
+                continue
+            stream.seek(0)
+            try:
+                found = factory(stream, "")
+                break
+            except (SyntaxError, IndexError, TypeError, struct.error):  # as in `Image.open`
+                continue
+        if found is None:
+            raise UnidentifiedImageError("cannot identify the format of the image")
+        yield found
+
+
 def header_size(path: str, stored: bool) -> tuple[int, int] | None:
     """Width and height of an image, as stored or as loaded, from its first bytes; None: it cannot be read."""
     try:
-        with Image.open(path) as image:
+        with header(path) as image:
             return image.size[::-1] if _orientation(image) >= 5 and not stored else image.size
-    except (OSError, Image.DecompressionBombError):
+    except OSError:
         return None
 
 
 def is_turned(path: str) -> bool:
     """Whether an image that can be read has an EXIF orientation."""
-    with Image.open(path) as image:
+    with header(path) as image:
         return _orientation(image) != 1
 
 
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8. Of a TIFF file 1: Pillow and OpenCV turn it themselves."""
-    value = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
+    try:
+        value = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
+    except SyntaxError:  # damaged EXIF, which OpenCV passes over
+        return 1
     return value if value in range(1, 9) else 1
 
 
 def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
     """The pixels of an image file, as mmcv's loader has them: by OpenCV, BGR ``[H, W, 3]`` uint8.
 
-    Two things are Pillow's: the orientation in every format, which OpenCV does not know of WebP, so that pixels are as
-    `header_size` says; and TIFF files with alpha or 16 bits, to whose colours OpenCV does what it does to no others.
+    The orientation of WebP and AVIF, which OpenCV does not apply, is Pillow's: so pixels are as `header_size` says,
+    and photos lie as people see and annotate them, whatever the format.
 
     Args:
         content: Of the file.
         color_type, backend: See mmcv's `LoadImageFromFile`.
 
     Raises:
-        OSError, ValueError: It is no image, or it is truncated, which OpenCV before 4.12 fills with grey.
+        ValueError, cv2.error: It is no image, or it is truncated, which OpenCV before 4.12 fills with grey.
     """
     flag, orientation = color_type, 1
-    is_ours = backend == "cv2" and color_type != "unchanged"
-    may_be_cut = any(content.startswith(start) and not content.endswith(end) for start, end in MARKERS)
-    if is_ours or may_be_cut:
-        with Image.open(io.BytesIO(content)) as image:
-            if may_be_cut:
-                image.load()  # intact, with other bytes after the end, or it raises
-            if (
-                is_ours
-                and image.format == "TIFF"
-                and "color" in flag
-                and (image.mode == "RGBA" or max(image.tag_v2.get(258, (8,))) > 8)
-            ):
-                return cv2.cvtColor(_of_pillow(image, stored=True), cv2.COLOR_RGB2BGR)
-            if is_ours and color_type in ("color", "grayscale"):
-                flag, orientation = f"{color_type}_ignore_orientation", _orientation(image)
+    is_other = content[8:12] == b"WEBP" or content[4:12] in (b"ftypavif", b"ftypavis")
+    if is_other and backend == "cv2" and color_type in ("color", "grayscale"):
+        with header(content) as image:
+            flag, orientation = f"{color_type}_ignore_orientation", _orientation(image)
     pixels = mmcv.imfrombytes(content, flag=flag, backend=backend)
     if pixels is None:
         raise OptionError(f"{backend} cannot decode it")
@@ -124,7 +148,7 @@ def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> n
 
 
 def _of_pillow(image: Image.Image, stored: bool) -> np.ndarray:
-    """The pixels of an image of Pillow as those of its file: [H, W, 3] uint8 RGB."""
+    """Pixels as in the file, whatever Pillow's mode: [H, W, 3] uint8 RGB."""
     image = image if stored else ImageOps.exif_transpose(image)
     if image.mode in OF_16_BITS:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as OpenCV
@@ -212,7 +236,7 @@ def read_image_file(path: str, whole: bool = True) -> ImageFile:
         content = Path(path).read_bytes() if whole or _may_be_cut(path) else None
         if content is not None:
             decode(content)
-        with Image.open(path) as image:
+        with header(path) as image:
             stored = image.size
             return ImageFile(path, image.mode, stored, stored[::-1] if _orientation(image) >= 5 else stored)
     except Exception as error:  # decoders have no error in common

@@ -1,18 +1,16 @@
 """COCO panoptic files: JSON of segments, PNGs of their ids; what they hold, and what is wrong with them."""
 
-import io
 from collections import Counter
 from pathlib import Path
 
 import cv2
 import numpy as np
-from PIL import Image
 
 from vitdense.errors import OptionError
 from vitdense.mm.data import coco
 from vitdense.mm.data.coco import NUMBER
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.images import decode, evenly_spaced
+from vitdense.mm.data.images import decode, evenly_spaced, header
 from vitdense.mm.data.samples import Samples
 from vitdense.mm.errors import count
 
@@ -41,7 +39,7 @@ def read_ids(png: Path) -> np.ndarray:
         OSError, OptionError: It cannot be read, is truncated, or has other pixels than RGB in 8 bits.
     """
     content = png.read_bytes()
-    with Image.open(io.BytesIO(content)) as image:
+    with header(content) as image:
         if image.mode not in ("RGB", "RGBA", "P") or image.format != "PNG":
             raise OptionError(f"got {image.format} of mode {image.mode}, expected a PNG of RGB in 8 bits")
     return ids_of_colours(decode(content)[..., ::-1])

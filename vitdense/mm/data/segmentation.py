@@ -1,13 +1,29 @@
-"""Data sets for mmseg, with labels by name."""
+"""Data sets for mmseg, with labels by name, and the step that loads label maps."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from mmseg.datasets import BaseSegDataset
+from mmseg.datasets import BaseSegDataset, transforms
 
+from vitdense.errors import OptionError
 from vitdense.mm.data.classes import label_map
 from vitdense.mm.data.shapes import CLASSES, PALETTE, DrawnOnDemand
-from vitdense.mm.registry import DATASETS
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.registry import DATASETS, TRANSFORMS
+
+
+@TRANSFORMS.register_module()
+class LoadAnnotations(transforms.LoadAnnotations):
+    """mmseg's `LoadAnnotations`, whose errors name the file."""
+
+    def transform(self, results: dict) -> dict:
+        try:
+            return super().transform(results)
+        except OptionError:
+            raise
+        except Exception as error:  # decoders have no error in common
+            reason = f"{type(error).__name__}: {str(error).strip()}"
+            raise ConfigError(f"label map {results.get('seg_map_path')} cannot be read ({reason})") from error
 
 
 @DATASETS.register_module()

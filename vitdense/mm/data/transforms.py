@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
@@ -36,12 +35,11 @@ class SeedFromSample(BaseTransform):
 
 @TRANSFORMS.register_module()
 class LoadImage(LoadImageFromFile):
-    """mmcv's `LoadImageFromFile` for training, which refuses or skips unreadable and truncated images.
-
-    The pixels of intact files are mmcv's; see `vitdense.mm.data.images.decode`.
+    """mmcv's `LoadImageFromFile`, whose errors name the file; see `vitdense.mm.data.images.decode`.
 
     Args:
-        skip_unreadable: Skip such an image with a warning: mmengine draws another sample instead. For training only.
+        skip_unreadable: Skip an image that cannot be read with a warning: mmengine draws another sample instead. For
+            training only.
         to_float32, color_type, imdecode_backend, backend_args: See mmcv's class.
 
     Raises:
@@ -73,8 +71,8 @@ class LoadImage(LoadImageFromFile):
             reason = f"image {path} cannot be used ({type(error).__name__}: {str(error).strip()})"
             if not self.skip_unreadable:
                 raise ConfigError(
-                    f"{reason}; replace it, or set skip_unreadable=True of dict(type='vitdense.LoadImage') in the "
-                    f"training pipeline to train without such images"
+                    f"{reason}; replace it, or set skip_unreadable=True of vitdense.LoadImage in the training pipeline "
+                    f"to train without such images"
                 ) from error
             self.skipped += 1
             print_log(f"{reason}; skipped, {self.skipped} so far in this process", "current", logging.WARNING)
@@ -107,29 +105,4 @@ def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, in
         steps = getattr(part, "pipeline", None)
         steps = getattr(steps, "transforms", steps)
         for i, step in enumerate(steps if isinstance(steps, list) else ()):
-            step = step.args[0] if isinstance(step, partial) else step
             yield f"{path}.pipeline.{i} ({type(step).__name__})", step, steps, i
-
-
-def name_unreadable(dataset: Any) -> None:
-    """Replace the readers of a built data set by those whose errors name the file.
-
-    The config keeps mm's, for which mm's inferencers look.
-    """
-    for _, step, steps, i in steps_of(dataset):
-        if type(step) is LoadImageFromFile and not step.ignore_empty:
-            names = ("to_float32", "color_type", "imdecode_backend", "backend_args")
-            steps[i] = LoadImage(**{name: getattr(step, name) for name in names})
-        elif type(step).__name__ == "LoadAnnotations":
-            steps[i] = partial(_load_labels, step)
-
-
-def _load_labels(load: BaseTransform, results: dict) -> dict:
-    """Annotations by mm's own step. Of label maps, its errors name no file."""
-    try:
-        return load(results)
-    except Exception as error:  # decoders have no error in common
-        if "seg_map_path" not in results or isinstance(error, OptionError):
-            raise
-        reason = f"label map {results['seg_map_path']} cannot be read ({type(error).__name__}: {str(error).strip()})"
-        raise ConfigError(reason) from error

@@ -35,7 +35,6 @@ from vitdense.mm.config.files import named_files, own_modules
 from vitdense.mm.console import for_console, result_commands
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
-from vitdense.mm.data.transforms import name_unreadable
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import unwrapped
 from vitdense.mm.processes import StopSignal, handling_stops, mean_of_processes, start_worker
@@ -120,9 +119,8 @@ class Runner(mmengine.runner.Runner):
 
     @staticmethod
     def build_dataloader(*args: Any, **kwargs: Any) -> DataLoader:
-        """As in mmengine. Workers end with this process, even if this is killed; errors of reading name the image."""
+        """As in mmengine. Workers end with this process, even if this is killed."""
         loader = mmengine.runner.Runner.build_dataloader(*args, **kwargs)
-        name_unreadable(loader.dataset)
         loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
         return loader
 
