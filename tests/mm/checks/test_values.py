@@ -4,7 +4,7 @@ import pytest
 
 from vitdense.mm.checks import findings
 from vitdense.mm.checks.model import build
-from vitdense.mm.checks.schedule import monitors, schedule
+from vitdense.mm.checks.schedule import monitors, schedule, warm_up
 from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
@@ -33,7 +33,15 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("train_dataloader.num_workers", -1),
         ("train_cfg.val_interval", 0),
         ("train_cfg.val_begin", 10**6),
+        ("train_cfg.val_begin", "late"),
         ("train_cfg.dynamic_intervals", [(10**6, 1)]),
+        ("train_cfg.dynamic_intervals", 3),
+        ("train_cfg.dynamic_intervals", [(1, 0)]),
+        ("param_scheduler.0.end", "ten"),
+        ("param_scheduler.0.begin", -1),
+        ("default_hooks.checkpoint.interval", "often"),
+        ("train_dataloader.batch_size", 0),
+        ("train_dataloader.batch_size", "2"),
         ("default_hooks.checkpoint.by_epoch", True),
         ("default_hooks.checkpoint.type", "CheckpointHookk"),
         ("train_dataloader.sampler.type", "Samplerr"),
@@ -47,6 +55,34 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
 def test_a_wrong_value_is_one_error_that_names_it(key, value):
     found = errors({key: value})
     assert any(key.removesuffix(".type") in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        {"max_iters": None},
+        {"max_iters": None, "by_epoch": True},
+        {"type": "IterBasedTrainLoop", "max_iters": None},
+        {"_delete_": True, "type": "EpochBasedTrainLoop"},
+    ],
+)
+def test_a_loop_of_mmengine_without_a_length_is_refused(loop):
+    cfg = load_config("rfdetr_nano_shapes")
+    cfg.merge_from_dict({"train_cfg": loop})
+    (fault,) = schedule(cfg)
+    assert "max_epochs" in str(fault)
+    cfg.train_cfg = {"type": "LoopOfMyOwn"}
+    assert list(schedule(cfg)) == []
+    assert list(warm_up(cfg, 100)) == []
+
+
+@pytest.mark.parametrize("size", [0, -1, None, "2", 1.5])
+def test_the_warm_up_of_no_batch_is_not_reckoned(size):
+    cfg = load_config("mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py")
+    cfg.train_dataloader.batch_size = 2
+    assert len(list(warm_up(cfg, 2))) == 1
+    cfg.train_dataloader.batch_size = size
+    assert list(warm_up(cfg, 2)) == []
 
 
 def test_values_in_their_range_pass():

@@ -75,6 +75,9 @@ def _is(value: Any, *kinds: type) -> bool:
 
 
 NOT_NEGATIVE = (_number(0), "a number from 0 on")
+TIME = (_number(0), "epochs or iterations, 0 or more")
+TIMES = ("begin", "end", "milestones.*", "T_max", "step_size", "periods.*", "total_steps")  # of schedulers
+OF_HOOKS = ("switch_epoch", "begin_epoch", "num_last_epochs", "begin_iter", "starts.*", "ends.*", "save_begin")
 CLIP = (_number(0, ends=False), "a number above 0; clip_grad=None does not clip")
 SHARE = (_number(0, 1), "0 to below 1")
 VALUES = {  # dotted keys as patterns, of what is not None
@@ -92,6 +95,13 @@ VALUES = {  # dotted keys as patterns, of what is not None
     "train_cfg.max_epochs": (_whole(1), "epochs, 1 or more"),
     "train_cfg.max_iters": (_whole(1), "iterations, 1 or more"),
     "train_cfg.val_interval": (_whole(1), "epochs or iterations, 1 or more"),
+    "train_cfg.val_begin": TIME,
+    "train_cfg.dynamic_intervals": (lambda x: False, "pairs of a time and an interval"),
+    "train_cfg.dynamic_intervals.*.0": TIME,
+    "train_cfg.dynamic_intervals.*.1": (_whole(1), "epochs or iterations, 1 or more"),
+    **{f"param_scheduler*.{key}": TIME for key in TIMES},
+    **{f"{kind}_hooks.*.{key}": TIME for kind in ("default", "custom") for key in OF_HOOKS},
+    "default_hooks.*.interval": (_whole(-1), "epochs or iterations, or -1"),
     "train_dataloader.num_workers": (_whole(0), "processes, 0 or more"),
 }
 

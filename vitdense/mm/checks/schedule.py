@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from mmengine.config import Config
 from mmengine.hooks import EarlyStoppingHook
 
+from vitdense.mm.checks.config import batch_size, values
 from vitdense.mm.config.query import as_list, hooks
+from vitdense.mm.config.settings import LENGTHS
 from vitdense.mm.data.faults import Fault
 
 WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run
+OWN_LOOPS = (None, "EpochBasedTrainLoop", "IterBasedTrainLoop")  # of mmengine
 OF_VALIDATION = ("EarlyStoppingHook", "ValidationPicturesHook", "ReduceOnPlateauLR", "ReduceOnPlateauMomentum")
 COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 OF_IOU = {
@@ -28,9 +31,12 @@ def schedule(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]
     """The schedule ends with the run, and does not change after it; what has a time is reached."""
     if "train" not in splits or not cfg.get("train_cfg"):
         return
-    by_epoch = "max_epochs" in cfg.train_cfg
-    unit = "max_epochs" if by_epoch else "max_iters"
-    length = cfg.train_cfg.get(unit)
+    unit = next((unit for unit in LENGTHS if cfg.train_cfg.get(unit)), None)
+    if unit is None and cfg.train_cfg.get("type") in OWN_LOOPS:
+        yield Fault(f"got none of {', '.join(LENGTHS)}, expected one of them", "train_cfg")
+    if unit is None or any(values(cfg, splits)):  # a loop of one's own, or no numbers to reckon with
+        return
+    by_epoch, length = unit == "max_epochs", cfg.train_cfg[unit]
     yield from _never_reached(cfg, unit, length)
     schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
     ends = [
@@ -80,7 +86,7 @@ def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
 def warm_up(cfg: Config, num_images: int) -> Iterator[Fault]:
     """No warm-up in iterations is longer than half of a run of epochs over so many images."""
     epochs = (cfg.get("train_cfg") or {}).get("max_epochs")
-    if not epochs or not num_images:
+    if not epochs or not num_images or any((*values(cfg, ("train",)), *batch_size(cfg, ("train",)))):
         return
     steps = epochs * math.ceil(num_images / cfg.train_dataloader.get("batch_size", 1))
     for i, step in enumerate(as_list(cfg.get("param_scheduler"))):

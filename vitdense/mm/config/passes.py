@@ -104,7 +104,8 @@ SHARED = {
         *("weights that a checkpoint replaces", "exported file", "masks as run-length codes"),
     ),
     "test_dataloader.dataset.*": (
-        *("settings.image_size", "--tta", "--tiles", "exported file", "masks as run-length codes"),
+        *("settings.image_size", "--operating-point", "readers of test images", "--tta", "--tiles", "exported file"),
+        "masks as run-length codes",
     ),
 }
 

@@ -166,6 +166,8 @@ def log_short_runs(cfg: Config, asked: Asked) -> None:
 def save_whole_steps(cfg: Config, asked: Asked) -> None:
     """A checkpoint waits for the step whose gradients accumulate."""
     saves, counts = (cfg.get("default_hooks") or {}).get("checkpoint"), cfg.optim_wrapper.get("accumulative_counts", 1)
+    if not isinstance(counts, int) or counts < 1:
+        return  # the checks say it
     if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
         saves.interval += counts - rest
         print_log(f"checkpoints every {saves.interval} iterations, for {counts} make a step", logger="current")
