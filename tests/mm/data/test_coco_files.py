@@ -12,7 +12,6 @@ from vitdense.mm.checks import data, sets
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data import coco, detection
 from vitdense.mm.data.coco import examine, overview, read_coco, used
-from vitdense.mm.data.detection import Truth
 from vitdense.mm.errors import ConfigError
 
 
@@ -114,11 +113,25 @@ def test_images_that_are_used_for_training():
     assert used(found, ["cat"], {"min_size": 32}) == 0
 
 
-@pytest.mark.parametrize("key", ["iscrowd", "ignore"])
-def test_what_training_leaves_out_the_metric_does_not_count_as_missed(key):
-    truth = Truth(content(**{key: 1}))
-    truth.number(["cat"])
-    assert [one["iscrowd"] for one in truth.dataset["annotations"]] == [1]
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"ignore": 1}, "ignore: 1"),
+        ({"bbox": [1, 2, 0.5, 20]}, "a side below one pixel"),
+        ({"area": 0}, "no area"),
+        ({"bbox": [50, 2, 10, 20]}, "outside their image"),
+    ],
+)
+def test_what_training_leaves_out_and_the_metric_counts_is_said_unless_it_is_a_crowd(changes, what):
+    def lines(**more):
+        data = content(**changes, **more)
+        data["annotations"] += content(id=6)["annotations"]  # all is another fault
+        return [line for line in faults(data, grave=False) if "COCO's metric counts" in line]
+
+    (line,) = lines()
+    assert "annotations 5" in line
+    assert "iscrowd: 1" in line
+    assert lines(iscrowd=1) == []
 
 
 LOAD = {"type": "LoadAnnotations", "with_mask": True}
@@ -188,14 +201,6 @@ def test_errors_of_a_file_stop_a_training(at_the_start, monkeypatch):
     assert "far outside" in line
     monkeypatch.setenv("LOCAL_RANK", "1")  # one process of a machine reads
     assert at_the_start(image_id=7) == []
-
-
-def test_a_file_without_errors_is_read_once(at_the_start, monkeypatch):
-    read = []
-    monkeypatch.setattr(sets, "read_coco", lambda path: read.append(path) or read_coco(path))
-    for write in (True, False, True):
-        at_the_start(write=write)
-    assert len(read) == 2
 
 
 def other_file(kept, path):

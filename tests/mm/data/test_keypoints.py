@@ -15,13 +15,12 @@ import vitdense  # noqa: F401
 from vitdense.mm.checks.markers import follow
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.detection import Truth
 from vitdense.mm.data.figures import FIGURE, draw_figures
 from vitdense.mm.data.keypoint_steps import Keypoints
 from vitdense.mm.data.keypoints import PERSON, Kinds, category_faults, keypoint_faults, kinds_of, metainfo_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.coco_engines import ENGINES, Found, evaluate
-from vitdense.mm.train.metrics import KeypointMetric
+from vitdense.mm.train.metrics import KeypointMetric, Truth
 
 NAMES = FIGURE["keypoints"]
 
@@ -233,7 +232,7 @@ def people(rng):
 def test_engines_agree_and_measure_by_the_sigmas():
     content, boxes, keypoints = people(np.random.default_rng(0))
     before = copy.deepcopy(content)
-    truth = Truth(content)
+    truth = Truth({"people.json": content})
     truth.number(["person"])
     found, options = Found(boxes, None, keypoints), {"images": list(range(1, 21)), "limits": [20]}
     thresholds = np.linspace(0.5, 0.95, 10)

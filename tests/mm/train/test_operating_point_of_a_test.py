@@ -14,33 +14,31 @@ from test_metrics import CLASSES, ground_truth, seen  # noqa: F401
 from vitdense.errors import OptionError
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.start import test_validation as use_validation
-from vitdense.mm.data.detection import Truth
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.coco_engines import Found, evaluate
-from vitdense.mm.train.metrics import FasterCocoMetric
+from vitdense.mm.train.metrics import FasterCocoMetric, Truth
 from vitdense.mm.train.operating_point import match, set_operating_point
 from vitdense.runtime import OperatingPoint
 
 
 def test_objects_are_right_as_coco_matches_them(capsys):
     boxes = [(1, 1, [0, 0, 10, 10], 0), (1, 2, [50, 50, 10, 10], 0), (2, 1, [0, 0, 100, 100], 1)]
-    truth = Truth(
-        {
-            "images": [{"id": i, "width": 100, "height": 100} for i in (1, 2)],
-            "categories": [{"id": i, "name": name} for i, name in enumerate(CLASSES, 1)],
-            "annotations": [
-                {
-                    "id": i,
-                    "image_id": image,
-                    "category_id": category,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": c,
-                }
-                for i, (image, category, box, c) in enumerate(boxes)
-            ],
-        }
-    )
+    content = {
+        "images": [{"id": i, "width": 100, "height": 100} for i in (1, 2)],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(CLASSES, 1)],
+        "annotations": [
+            {
+                "id": i,
+                "image_id": image,
+                "category_id": category,
+                "bbox": box,
+                "area": box[2] * box[3],
+                "iscrowd": c,
+            }
+            for i, (image, category, box, c) in enumerate(boxes)
+        ],
+    }
+    truth = Truth({"a.json": content})
     truth.number(CLASSES)
     found = [
         (1, 0, 0, 10, 9, 0.9, 1),  # right

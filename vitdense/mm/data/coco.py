@@ -36,6 +36,7 @@ SHARES = "these points look like shares of the image"
 CENTRES = "bbox looks like [centre x, centre y, width, height]"
 DOUBLES = "annotations have the box and class of another"
 SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their image"  # boxes that are left out
+LEFT_OUT = "training leaves them out, and COCO's metric counts them; iscrowd: 1 leaves them out of both"
 XYWH = 1  # detectron2's BoxMode
 KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
 MUCH = 0.3  # of the annotations, that training leaves out
@@ -51,6 +52,27 @@ def read_coco(file: Path) -> Samples:
             type there.
     """
     return examine(read_json(file, KEYS))
+
+
+class Source(NamedTuple):
+    """An annotation file as a data set reads it; `drop_doubles`: see `CocoDataset`."""
+
+    file: str
+    drop_doubles: bool = False
+
+
+class ImageId(int):
+    """The id of an image, and the annotation file that gives it: joined files may have the same ids."""
+
+    source: Source
+
+    def __new__(cls, value: int, source: Source) -> "ImageId":
+        self = super().__new__(cls, value)
+        self.source = source
+        return self
+
+    def __reduce__(self) -> tuple:  # to other processes
+        return ImageId, (int(self), self.source)
 
 
 def parse(file: Path) -> Any:
@@ -220,6 +242,8 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     reasons = [left_out(item, image_of[item["image_id"]]) for item in items]
     learned = [x for x, reason in zip(items, reasons) if not (reason or x.get("iscrowd") or x.get("ignore"))]
     ignored = [item["id"] for item in annotations if item.get("iscrowd") or item.get("ignore")]
+    uncounted = (item["id"] for item in annotations if item.get("ignore") and not item.get("iscrowd"))
+    faults.add(f"annotations have ignore: 1; {LEFT_OUT}", *uncounted, of="annotations", grave=False)
     if len(ignored) > MUCH * len(annotations):
         what = "annotations are crowds (iscrowd) or ignored (ignore), and training leaves them out"
         fix = "CVAT marks masks so; export polygons"
@@ -268,7 +292,7 @@ def has_box(annotation: Mapping) -> bool:
 
 
 def left_out(annotation: Mapping, image: Mapping) -> str:
-    """Why mmdet's data set leaves a box out, of training and so of the metric; empty if it does not."""
+    """Why mmdet's data set leaves a box out of training; empty if it does not."""
     (x, y, w, h), width, height = annotation["bbox"], image["width"], image["height"]
     if w < 1 or h < 1 or annotation["area"] <= 0:
         return SMALL
@@ -281,7 +305,10 @@ def box_faults(items: Sequence[Mapping], reasons: Sequence[str], image_of: Mappi
     x, y, w, h = np.array([item["bbox"] for item in items], float).reshape(-1, 4).T
     width, height = np.array([(image["width"], image["height"]) for image in images], float).reshape(-1, 2).T
     beyond = np.max([-x, -y, x + w - width, y + h - height], 0) > TOLERANCE
-    of = {reason: [x["id"] for x, own in zip(items, reasons) if own == reason] for reason in (SMALL, OUTSIDE)}
+    of = {SMALL: [], OUTSIDE: [], "": []}
+    for item, reason in zip(items, reasons):
+        if not item.get("iscrowd"):
+            of[reason].append(item["id"])
     over = [item["id"] for item, reason, far in zip(items, reasons, beyond) if far and not reason]
     are_shares = (np.max([x + w / 2, y + h / 2, w, h], 0) <= 1).all()
     are_corners = ((x < w) & (w <= width + TOLERANCE) & (y < h) & (h <= height + TOLERANCE)).all()
@@ -290,8 +317,8 @@ def box_faults(items: Sequence[Mapping], reasons: Sequence[str], image_of: Mappi
     corners = f"{pixels}, these look like corners [x1, y1, x2, y2]" if guess else ""
     shares = f"{pixels}, these look like shares of the image" if are_shares else ""
     for what, found, fix in (
-        (f"boxes {SMALL}; training leaves them out", of[SMALL], shares),
-        (f"boxes {OUTSIDE}; training leaves them out", of[OUTSIDE], corners),
+        (f"boxes {SMALL}; {LEFT_OUT}", of[SMALL], shares),
+        (f"boxes {OUTSIDE}; {LEFT_OUT}", of[OUTSIDE], corners),
         (f"boxes reach over the edge of their image ({pixels}); training clips them", over, corners),
     ):
         if found:

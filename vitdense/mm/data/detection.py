@@ -21,7 +21,7 @@ from mmengine.logging import print_log
 
 import vitdense
 from vitdense.mm.data.classes import category_ids
-from vitdense.mm.data.coco import KEPT, forget, left_out, overview, parse, without_doubles
+from vitdense.mm.data.coco import KEPT, ImageId, Source, forget, overview, parse, without_doubles
 from vitdense.mm.data.figures import FIGURE, draw_figures
 from vitdense.mm.data.kept import cache_file, mark, read_tensors, write_tensors
 from vitdense.mm.data.keypoint_steps import LoadKeypoints  # noqa: F401  registers it
@@ -87,92 +87,6 @@ class OnceKeypointCOCO(KeypointCOCO, OnceCOCO):
 
 class NamedPanoptic(ByName, COCOPanoptic):
     """Segments."""
-
-
-class Truth(ByName, COCO):
-    """Boxes and masks of a metric, numbered for COCO's evaluation.
-
-    The evaluation takes an annotation of id 0 for none, keeps ids as floating point, and gives its results by class in
-    the order of the ids. So annotations and images are numbered from 1, and categories in the order of the classes.
-
-    Args:
-        content: Of an annotation file.
-
-    Attributes:
-        ids: Category ids of the file, in the order of the classes; after `number`.
-        images: The number of every image id of the file.
-    """
-
-    def __init__(self, content: Mapping) -> None:
-        COCO.__init__(self)
-        self.content, self.classes = content, None
-
-    def number(self, classes: Sequence[str]) -> None:
-        """Number the content; once, for the same classes."""
-        if self.classes == tuple(classes):
-            return
-        self.classes, categories = tuple(classes), self.content["categories"]
-        self.ids = category_ids(classes, categories)
-        others = [category for category in categories if category["id"] not in set(self.ids)]
-        self.numbers = {key: i for i, key in enumerate([*self.ids, *(category["id"] for category in others)], 1)}
-        self.images = {key: i for i, key in enumerate(sorted({image["id"] for image in self.content["images"]}), 1)}
-        names = [*classes, *(category["name"] for category in others)]
-        image_of = {image["id"]: image for image in self.content["images"]}
-        self.numbers_of_points = {one["id"]: 3 * len(one.get("keypoints") or ()) for one in categories}
-        kept = [  # as training has them; of the others the checks warn
-            one
-            for one in self.content.get("annotations", ())
-            if one["image_id"] in image_of
-            and one["category_id"] in self.numbers
-            and (one.get("iscrowd") or not left_out(one, image_of[one["image_id"]]))
-        ]
-        self.anns = {}  # of other classes
-        self.dataset = {
-            "images": [{**image, "id": self.images[image["id"]]} for image in self.content["images"]],
-            "annotations": [{**self._counted(one), "id": i} for i, one in enumerate(kept, 1)],
-            "categories": [{"id": i, "name": name} for i, name in enumerate(names, 1)],
-        }
-
-    def _counted(self, one: Mapping) -> dict:
-        """An annotation for the evaluation, which knows crowds alone: what training ignores is not missed either."""
-        counted = {**self._numbered(one), "iscrowd": int(bool(one.get("iscrowd") or one.get("ignore")))}
-        if number := self.numbers_of_points[one["category_id"]]:  # without them, or any that is labelled: not missed
-            counted["keypoints"] = points = one.get("keypoints") or [0] * number
-            counted["num_keypoints"] = sum(flag > 0 for flag in points[2::3])
-        return counted
-
-    def _numbered(self, one: Mapping) -> dict:
-        numbers = {"image_id": self.images[one["image_id"]], "category_id": self.numbers[one["category_id"]]}
-        return {**one, **numbers}
-
-    def indexed(self) -> "Truth":
-        """Itself, for pycocotools, which looks annotations up."""
-        if not self.anns:
-            self.index(self.dataset)
-        return self
-
-    def detections(self, rows: Sequence[Mapping]) -> COCO:
-        """Numbered detections, as pycocotools has them."""
-        self.indexed()
-        with redirect_stdout(io.StringIO()):  # it prints its steps
-            return super().loadRes(rows)
-
-    def loadRes(self, resFile: Sequence[Mapping]) -> COCO:
-        """As pycocotools', of detections with the ids of the file."""
-        return self.detections([self._numbered(one) for one in resFile])
-
-    def number_images(self, ids: Sequence[int]) -> list[int]:
-        """The numbers of images.
-
-        Raises:
-            ConfigError: One is not in the file.
-        """
-        if unknown := [key for key in ids if key not in self.images]:
-            raise ConfigError(
-                f"metric: {len(unknown)} of {len(ids)} images of the data set are not in its annotation file, the "
-                f"first with the id {unknown[0]}; leave ann_file of the metric out, and it follows the data set"
-            )
-        return [self.images[key] for key in ids]
 
 
 class Kept:
@@ -253,7 +167,15 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
     def __init__(self, *args: Any, drop_doubles: bool = False, **options: Any) -> None:
         if drop_doubles:
             self.COCOAPI = self.ONCE
+        self.drop_doubles = drop_doubles
         super().__init__(*args, **options)
+
+    def parse_data_info(self, raw_data_info: dict) -> dict:
+        """As mmdet's; in a test, ids of images tell metrics where the truth is."""
+        info = super().parse_data_info(raw_data_info)
+        if self.test_mode and not self.backend_args and isinstance(info["img_id"], int):
+            info["img_id"] = ImageId(info["img_id"], Source(self.ann_file, self.drop_doubles))
+        return info
 
 
 @DATASETS.register_module()

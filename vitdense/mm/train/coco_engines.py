@@ -1,9 +1,7 @@
-"""COCO's evaluation of boxes, masks and keypoints, by one of three packages, and the figures that are made of it.
-
-hotcoco is the fastest by far; pycocotools and faster-coco-eval are references, equal to 1e-12.
-"""
+"""COCO's evaluation by one of two packages, equal to 1e-12: hotcoco, the faster by far, and pycocotools itself."""
 
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -16,12 +14,15 @@ from pycocotools import cocoeval
 from vitdense.mm.errors import ConfigError
 
 if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
-    from vitdense.mm.data.detection import Truth
+    from vitdense.mm.train.metrics import Truth
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
 KEYPOINT_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # of OKS
-FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # what an evaluation of boxes reads
+FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # that every evaluation reads
+FIELDS_OF_KIND = {"bbox": (), "segm": ("segmentation",), "keypoints": ("keypoints", "num_keypoints")}
+
+_evaluated_in: int | None = None  # the process that has hotcoco's threads
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,13 @@ class Found:
     keypoints: np.ndarray | None = None
 
     def rows(self) -> list[dict]:
-        """As COCO's files have them; those with masks have no box, by whose area COCO would take them for small."""
-        places = [{"bbox": row[1:5]} for row in self.boxes.tolist()]
+        """As COCO's files have them; masks without boxes, by whose area COCO would take them for small."""
         if self.masks is not None:
             places = [{"segmentation": mask} for mask in self.masks]
-        if self.keypoints is not None:
+        elif self.keypoints is not None:
             places = [{"keypoints": row} for row in self.keypoints.tolist()]
+        else:
+            places = [{"bbox": row[1:5]} for row in self.boxes.tolist()]
         whole = self.boxes[:, [0, 6]].astype(int).tolist()
         return [
             {"image_id": image, "category_id": category, "score": score, **place}
@@ -82,22 +84,22 @@ class Evaluation:
             chosen: Indices of the classes.
             ap_limit: The limit of ``mAP``; by default the last one, which the others of precision have.
         """
-        precision, recall = self.precision[:, :, chosen], self.recall[:, chosen]  # [T, recalls, K, 4, M], [T, K, 4, M]
+        recall = self.recall[:, chosen]  # [T, K, 4, M]
         limit = self.limits.index(ap_limit) if ap_limit in self.limits else -1
-        values = {"mAP": _mean(precision[..., 0, limit])}
-        for name, threshold in (("mAP_50", 0.5), ("mAP_75", 0.75)):
-            values[name] = _mean(precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
-        values |= {f"mAP_{size}": _mean(precision[..., area, -1]) for area, size in enumerate("sml", 1)}
+        values = self._precisions("sml", chosen, limit)
         values |= {f"AR@{limit}": _mean(recall[..., 0, i]) for i, limit in zip(range(3), (100, 300, 1000))}
         return values | {f"AR_{size}@1000": _mean(recall[..., area, -1]) for area, size in enumerate("sml", 1)}
 
     def keypoint_figures(self) -> dict[str, float]:
         """`KEYPOINT_ITEMS`, 0 to 1, as pycocotools defines them; -1 where there is no object."""
-        values = {"mAP": _mean(self.precision[..., 0, -1])}
+        return {**self._precisions("ml"), "AR": _mean(self.recall[..., 0, -1])}
+
+    def _precisions(self, sizes: str, chosen: Sequence[int] | slice = slice(None), limit: int = -1) -> dict[str, float]:
+        precision = self.precision[:, :, chosen]  # [T, recalls, K, areas, M]
+        values = {"mAP": _mean(precision[..., 0, limit])}
         for name, threshold in (("mAP_50", 0.5), ("mAP_75", 0.75)):
-            values[name] = _mean(self.precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
-        values |= {f"mAP_{size}": _mean(self.precision[..., area, -1]) for area, size in enumerate("ml", 1)}
-        return values | {"AR": _mean(self.recall[..., 0, -1])}
+            values[name] = _mean(precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
+        return values | {f"mAP_{size}": _mean(precision[..., area, -1]) for area, size in enumerate(sizes, 1)}
 
 
 def _mean(values: np.ndarray) -> float:
@@ -155,10 +157,13 @@ def chosen_engine(name: str | None) -> str:
 
 
 def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
+    global _evaluated_in
+    if _evaluated_in not in (None, os.getpid()):  # a fork, which lacks the threads and would wait for them
+        return _pycocotools(truth, found, kind)
     import hotcoco
 
-    of_kind = {"segm": ("segmentation",), "keypoints": ("keypoints", "num_keypoints")}
-    content, fields = truth.dataset, (*FIELDS, *of_kind.get(kind, ()))
+    _evaluated_in = os.getpid()
+    content, fields = truth.dataset, (*FIELDS, *FIELDS_OF_KIND[kind])
     known = hotcoco.COCO(
         {
             "images": [{key: image[key] for key in ("id", "width", "height")} for image in content["images"]],
@@ -169,18 +174,8 @@ def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
     return hotcoco.COCOeval(known, known.loadRes(found.boxes if kind == "bbox" else found.rows()), kind)
 
 
-def _faster_coco_eval(truth: "Truth", found: Found, kind: str) -> Any:
-    from faster_coco_eval import COCOeval_faster
-
-    return COCOeval_faster(truth.indexed(), truth.detections(found.rows()), kind)
-
-
 def _pycocotools(truth: "Truth", found: Found, kind: str) -> cocoeval.COCOeval:
     return cocoeval.COCOeval(truth.indexed(), truth.detections(found.rows()), kind)
 
 
-ENGINES: Mapping[str, Callable[["Truth", Found, str], Any]] = {
-    "hotcoco": _hotcoco,
-    "faster_coco_eval": _faster_coco_eval,
-    "pycocotools": _pycocotools,
-}
+ENGINES: Mapping[str, Callable[["Truth", Found, str], Any]] = {"hotcoco": _hotcoco, "pycocotools": _pycocotools}

@@ -1,22 +1,23 @@
 """COCO metrics that work without predictions and on subsets of a data set; panoptic quality."""
 
 import io
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from mmdet.datasets.api_wrappers import COCO
 from mmdet.evaluation import metrics as mmdet_metrics
 from mmdet.structures import INSTANCE_OFFSET
 from mmengine import fileio
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
-from vitdense.mm.data.coco import parse, without_doubles
-from vitdense.mm.data.detection import Truth
+from vitdense.mm.data.classes import category_ids
+from vitdense.mm.data.coco import ImageId, Source, parse, without_doubles
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
@@ -26,14 +27,89 @@ from vitdense.mm.train.coco_engines import BOX_ITEMS, KEYPOINT_ITEMS, Evaluation
 _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 
 
+class Truth(COCO):
+    """The annotations of one file, or of several that are joined, numbered for COCO's evaluation.
+
+    The evaluation takes an annotation of id 0 for none, keeps ids as floating point, and gives its results by class in
+    the order of the ids. So annotations and images are numbered from 1, and categories in the order of the classes.
+    Everything else is as in the files.
+
+    Args:
+        contents: The content of each annotation file, by `Source`, or by any other name.
+
+    Attributes:
+        images: After `number`: the number of each image, by the name of its file and its id.
+    """
+
+    def __init__(self, contents: Mapping[Hashable, Mapping]) -> None:
+        super().__init__()
+        self.contents, self.classes = contents, None
+
+    def number(self, classes: Sequence[str]) -> None:
+        """Number images and annotations of these classes; once, for the same classes."""
+        if self.classes == tuple(classes):
+            return
+        self.classes, self.images, self.anns = tuple(classes), {}, {}
+        self.dataset = {"images": [], "annotations": []}
+        self.dataset["categories"] = [{"id": i, "name": name} for i, name in enumerate(classes, 1)]
+        for source, content in self.contents.items():
+            images = {one["id"]: one for one in content["images"]}
+            for key in sorted(images):
+                self.images[source, key] = number = len(self.images) + 1
+                self.dataset["images"].append({**images[key], "id": number})
+            numbers = {key: i for i, key in enumerate(category_ids(classes, content["categories"]), 1)}
+            annotations = content.get("annotations", ())
+            last = {one["id"]: one for one in annotations}  # which pycocotools takes for each of an id
+            for annotation in annotations:
+                pair = annotation, last[annotation["id"]]
+                if all(one["image_id"] in images and one["category_id"] in numbers for one in pair):
+                    self._add(pair[1], self.images[source, pair[1]["image_id"]], numbers[pair[1]["category_id"]])
+
+    def _add(self, annotation: Mapping, image: int, category: int) -> None:
+        own = {"image_id": image, "category_id": category, "iscrowd": annotation.get("iscrowd") or 0}
+        self.dataset["annotations"].append({**annotation, **own, "id": len(self.dataset["annotations"]) + 1})
+
+    def number_images(self, images: Sequence[tuple[Hashable, int]]) -> list[int]:
+        """The numbers of images, each given by the name of its file and its id.
+
+        Raises:
+            ConfigError: One is not in the file.
+        """
+        if unknown := [key for key in images if key not in self.images]:
+            raise ConfigError(
+                f"metric: {len(unknown)} of {len(images)} images of the data set are not in its annotation file, the "
+                f"first with the id {unknown[0][1]}; leave ann_file of the metric out, and it follows the data set"
+            )
+        return [self.images[key] for key in images]
+
+    def indexed(self) -> "Truth":
+        """Itself, for pycocotools, which looks annotations up."""
+        if not self.anns:
+            with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
+                self.createIndex()
+        return self
+
+    def detections(self, rows: Sequence[Mapping]) -> COCO:
+        """Numbered detections, as pycocotools has them."""
+        self.indexed()
+        with redirect_stdout(io.StringIO()):
+            return super().loadRes(rows)
+
+    def loadRes(self, resFile: Sequence[Mapping]) -> COCO:
+        """As pycocotools', for detections with the image ids of the file."""
+        numbers = {key: number for (_, key), number in self.images.items()}
+        return self.detections([{**one, "image_id": numbers[one["image_id"]]} for one in resFile])
+
+
 class _CocoMixin:
     """The changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes.
 
     mmdet's `use_mp_eval` has no effect.
 
     Args:
+        ann_file: The truth. None: the annotation files of the evaluated data sets, or what their pipelines pack.
         drop_doubles: See `CocoDataset`.
-        engine: ``hotcoco``, ``faster_coco_eval`` or ``pycocotools``; by default the first of these that is installed.
+        engine: ``hotcoco`` or ``pycocotools``; by default the first of these that is installed.
 
     Attributes:
         ap_limit: How many objects of an image count for ``mAP``, None for the last of `proposal_nums`, as for the
@@ -55,11 +131,37 @@ class _CocoMixin:
         **kwargs: Any,
     ) -> None:
         super().__init__(None, *args, **kwargs)
-        if ann_file is not None:
-            with fileio.get_local_path(ann_file, backend_args=self.backend_args) as local:
-                content = parse(Path(local))
-            self._coco_api = Truth(without_doubles(content) if drop_doubles else content)
-        self.converts, self.engine, self.evaluations = ann_file is None, chosen_engine(engine), None
+        self.source = None if ann_file is None else Source(ann_file, drop_doubles)
+        self._coco_api = None if ann_file is None else Truth({self.source: self.read(self.source)})
+        self.engine, self.evaluations = chosen_engine(engine), None
+
+    def read(self, source: Source) -> Mapping:
+        """The content of an annotation file."""
+        with fileio.get_local_path(source.file, backend_args=self.backend_args) as local:
+            content = parse(Path(local))
+        return without_doubles(content) if source.drop_doubles else content
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        """As mmdet's, which looks for the truth in samples where no file has it."""
+        if self._coco_api is None and all(isinstance(one["img_id"], ImageId) for one in data_samples):
+            self._coco_api = Truth({})
+        super().process(data_batch, data_samples)
+
+    def _number(self, truths: Sequence[Mapping]) -> None:
+        """Number the truth, the images that are evaluated, and the categories."""
+        sources = [self.source or getattr(one["img_id"], "source", None) for one in truths]
+        files = dict.fromkeys(sources)
+        if None not in files:
+            if self._coco_api.contents.keys() != files.keys():
+                self._coco_api = Truth({source: self.read(source) for source in files})
+        elif len(files) > 1:
+            raise ConfigError("metric: got data sets with and without an annotation file of COCO, expected one kind")
+        else:  # from what the pipeline packs
+            with TemporaryDirectory() as folder:
+                self._coco_api = Truth({None: parse(Path(self.gt_to_coco_json(truths, f"{folder}/all")))})
+        self._coco_api.number(self.dataset_meta["classes"])
+        self.cat_ids = list(range(1, len(self._coco_api.classes) + 1))
+        self.img_ids = self._coco_api.number_images([(key, one["img_id"]) for key, one in zip(sources, truths)])
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
@@ -68,32 +170,28 @@ class _CocoMixin:
         annotation file, so that the score of a subset (``dataset.indices=16``) would be too low.
         """
         truths, found = zip(*results)
-        if self.converts:  # from what the pipeline packs
-            with TemporaryDirectory() as folder:
-                self._coco_api = Truth(parse(Path(self.gt_to_coco_json(truths, f"{folder}/all"))))
-        self._coco_api.number(self.dataset_meta["classes"])
-        self.cat_ids = list(range(1, len(self._coco_api.classes) + 1))
-        self.img_ids = self._coco_api.number_images([truth["img_id"] for truth in truths])
-        if self.format_only or not set(self.metrics) <= {"bbox", "segm"}:
+        self._number(truths)
+        if self.format_only:
+            self.results2json(found, self.outfile_prefix)
+            return {}
+        if not set(self.metrics) <= {"bbox", "segm"}:
             self._coco_api.indexed()
             with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
                 return super().compute_metrics(results)
+        if self.outfile_prefix:
+            self.results2json(found, self.outfile_prefix)
         if not any(len(one["bboxes"]) for one in found):
             MMLogger.get_current_instance().warning(
                 f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
                 f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
             )
             return {f"{kind}_{item}": 0.0 for kind in self.metrics for item in (self.metric_items or BOX_ITEMS)}
-        if self.outfile_prefix:
-            self.results2json(found, self.outfile_prefix)
         values: dict[str, float] = {}
         for kind in self.metrics:
             evaluation = self._evaluate(kind, found)
-            if self.evaluations is not None:
-                self.evaluations.append(evaluation)
-            if self.classwise:
-                rows = ap_table(evaluation, self.ap_limit)[:-1]
-                values |= {f"{row['class']}_precision": round(row["mAP"], 3) for row in rows}
+            for k, name in enumerate(self._coco_api.classes if self.classwise else ()):
+                ap = evaluation.figures([k])["mAP"]
+                values[f"{name}_precision"] = round(ap, 3) if ap > -1 else math.nan
             figures = evaluation.figures(ap_limit=self.ap_limit)
             values |= {f"{kind}_{item}": round(figures[item], 3) for item in self.metric_items or BOX_ITEMS}
         return values
@@ -114,44 +212,27 @@ class _CocoMixin:
         ]
         masks = [mask for one in found for mask in one["masks"]] if kind == "segm" else None
         points = np.concatenate([one["keypoints"] for one in found]) if kind == "keypoints" else None  # [N, K, 3]
-        return evaluate(
+        evaluation = evaluate(
             self._coco_api,
             Found(np.concatenate(columns, 1), masks, None if points is None else points.reshape(len(points), -1)),
             kind,
             images=self.img_ids,
             **{"thresholds": self.iou_thrs, "limits": self.proposal_nums, "engine": self.engine, **options},
         )
+        if self.evaluations is not None:
+            self.evaluations.append(evaluation)
+        return evaluation
 
     def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
         """As mmdet's: files have the category ids of the data, the evaluation their numbers."""
-        numbers, self.cat_ids = self.cat_ids, self._coco_api.ids
+        contents = list(self._coco_api.contents.values())
+        if len(contents) > 1:
+            raise ConfigError(f"outfile_prefix of a metric: got {len(contents)} joined annotation files, expected one")
+        numbers, self.cat_ids = self.cat_ids, category_ids(self._coco_api.classes, contents[0]["categories"])
         try:
             return super().results2json(results, outfile_prefix)
         finally:
             self.cat_ids = numbers
-
-
-def ap_table(evaluation: Evaluation, ap_limit: int | None = None) -> list[dict]:
-    """AP, 0 to 1, of each class, at IoU thresholds and by size; then their mean.
-
-    NaN where there is no object. The column ``objects`` counts those of the annotation file, without crowds.
-
-    Args:
-        evaluation: Of boxes or masks.
-        ap_limit: See `Evaluation.figures`.
-    """
-    names, images = evaluation.truth.classes, {*evaluation.images}
-    objects = Counter(
-        one["category_id"]
-        for one in evaluation.truth.dataset["annotations"]
-        if one["image_id"] in images and not one["iscrowd"]
-    )
-    rows = []
-    for name, chosen in [*((name, [k]) for k, name in enumerate(names)), ("mean", range(len(names)))]:
-        figures = evaluation.figures(chosen, ap_limit)
-        values = {item: figures[item] if figures[item] > -1 else np.nan for item in BOX_ITEMS}
-        rows.append({"class": name, **values, "objects": sum(objects[k + 1] for k in chosen)})
-    return rows
 
 
 @METRICS.register_module()
@@ -173,9 +254,19 @@ class KeypointMetric(FasterCocoMetric):
     Sigmas are those of the data's `metainfo`, see `Kinds`.
 
     Raises:
-        ConfigError: Results have no keypoints; there are no sigmas, or for another number of keypoints; or no
-            `ann_file`.
+        ConfigError: Results have no keypoints; there are no sigmas, or for another number of keypoints.
     """
+
+    def read(self, source: Source) -> Mapping:
+        """The content of an annotation file; objects without keypoints get some that are not labelled."""
+        content = super().read(source)
+        numbers = {one["id"]: len(one.get("keypoints") or ()) for one in content["categories"]}
+        annotations = []
+        for one in content.get("annotations", ()):
+            points = one.get("keypoints") or [0] * (3 * numbers.get(one["category_id"], 0))
+            labelled = sum(flag > 0 for flag in points[2::3])
+            annotations.append({"num_keypoints": labelled, **one, "keypoints": points})
+        return {**content, "annotations": annotations}
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """As mmdet's."""
@@ -187,10 +278,9 @@ class KeypointMetric(FasterCocoMetric):
 
     def compute_metrics(self, results: list) -> dict[str, float]:
         """``keypoints_mAP`` and the others of `KEYPOINT_ITEMS`, and those of boxes."""
-        if self.format_only or self.converts:
+        if self.format_only:
             raise ConfigError(
-                "metric of keypoints: got format_only=True, or no ann_file; expected an annotation file of COCO's "
-                "keypoints. `vitdense predict` writes results of images without one"
+                "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"
             )
         values, sigmas = super().compute_metrics(results), self.dataset_meta.get("sigmas", ())
         found = [one for _, one in results]
