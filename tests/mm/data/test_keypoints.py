@@ -1,6 +1,5 @@
 """Keypoints: read by name, moved with the image, checked, and measured as COCO does."""
 
-import copy
 import json
 
 import cv2
@@ -19,8 +18,7 @@ from vitdense.mm.data.figures import FIGURE, draw_figures
 from vitdense.mm.data.keypoint_steps import Keypoints
 from vitdense.mm.data.keypoints import PERSON, Kinds, category_faults, keypoint_faults, kinds_of, metainfo_of
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.coco_engines import ENGINES, Found, evaluate
-from vitdense.mm.train.metrics import KeypointMetric, Truth
+from vitdense.mm.train.metrics import KeypointMetric
 
 NAMES = FIGURE["keypoints"]
 
@@ -206,50 +204,6 @@ def test_checks_of_a_config(root):
     assert [any(word in one for one in found) for word in ("num_keypoints is 17", "a sigma for each of 11")] == [
         True
     ] * 2
-
-
-def people(rng):
-    """A file of people, and what was found: numbers of images from 1, boxes and points near theirs."""
-    images = [{"id": i + 10, "file_name": f"{i}.png", "width": 640, "height": 480} for i in range(20)]
-    annotations, boxes, keypoints = [], [], []
-    for image in images:
-        for _ in range(rng.integers(0, 6)):
-            x, y, w, h = *rng.uniform(0, 300, 2), *rng.uniform(10, 180, 2)
-            own = np.stack([rng.uniform(x, x + w, 17), rng.uniform(y, y + h, 17), rng.integers(0, 3, 17)], 1)
-            one = {"id": len(annotations), "image_id": image["id"], "category_id": 7, "bbox": [x, y, w, h]}
-            one |= {"area": w * h / 2, "iscrowd": int(rng.random() < 0.1)}
-            if rng.random() > 0.1:  # the others are in the file for their boxes
-                one["keypoints"] = own.ravel().tolist()
-            annotations.append(one)
-            for _ in range(rng.integers(0, 6)):
-                near = own + [1, 1, 0] * rng.normal(0, 0.03 * np.sqrt(w * h), (17, 3))
-                boxes.append([image["id"] - 9, x, y, w, h, rng.random(), 1])
-                keypoints.append(near.ravel())
-    content = {"images": images, "annotations": annotations, "categories": [{"id": 7, **PERSON}]}
-    return content, np.array(boxes), np.array(keypoints)
-
-
-def test_engines_agree_and_measure_by_the_sigmas():
-    content, boxes, keypoints = people(np.random.default_rng(0))
-    before = copy.deepcopy(content)
-    truth = Truth({"people.json": content})
-    truth.number(["person"])
-    found, options = Found(boxes, None, keypoints), {"images": list(range(1, 21)), "limits": [20]}
-    thresholds = np.linspace(0.5, 0.95, 10)
-
-    def figures(engine, sigmas):
-        return evaluate(
-            truth, found, "keypoints", thresholds=thresholds, engine=engine, sigmas=sigmas, **options
-        ).keypoint_figures()
-
-    values = [figures(engine, PERSON["sigmas"]) for engine in ENGINES]
-    assert values[0]["mAP"] > 0.1
-    for other in values[1:]:
-        assert other == pytest.approx(values[0], abs=1e-12)
-    looser = figures("hotcoco", [0.2] * 17)
-    assert looser["mAP"] > values[0]["mAP"]
-    assert looser == pytest.approx(figures("pycocotools", [0.2] * 17), abs=1e-12)
-    assert content == before
 
 
 def test_metric(root):
