@@ -89,6 +89,7 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
     def in_book(link: re.Match) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[1]))
-        return PAGES.get(path, path.removeprefix("docs/").replace(TOUR, "tour.md"))
+        path = PAGES.get(path, path.removeprefix("docs/").replace(TOUR, "tour.md"))
+        return posixpath.relpath(path, posixpath.dirname(page.file.src_uri) or ".")
 
     return LINK.sub(in_book, markdown)

@@ -16,7 +16,6 @@ from attention_cost import attention_costs, plot_attention
 from benchmark import build
 from cost import DEVICES, ModelCost, count
 from vitdense.files import atomic_write, read_text
-from vitdense.mm.cli.show import sheet_rows
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.predictor import load_model
@@ -158,7 +157,9 @@ def prediction(path: Path) -> None:
 
 
 def inside(path: Path) -> None:
-    """The sheet of docs/results.md: some rows of the trained detector's. It must be trained."""
+    """The sheet of docs/extensions/show.md: some rows of the trained detector's. It must be trained."""
+    from vitdense.extensions.show.sheet import sheet_rows
+
     cfg, checkpoint = load_config(DEMO), find_checkpoint(str(REPO / "work_dirs" / DEMO))
     layers = [f"stages.2.blocks.{block}.attn" for block in (0, 1)]
     rows = sheet_rows(load_model(cfg, checkpoint, "cpu"), REPO / "data/shapes/val/000018.jpg", (0.45, 0.3), layers)

@@ -65,7 +65,7 @@ def test_the_tour_is_a_page_with_its_pictures(site):
 
 def test_every_page_is_in_llms_txt(site):
     listed = re.findall(r"^- \[.+\]\((.+)\): \S+", (site / "llms.txt").read_text(), re.M)
-    assert {*listed} == {path.name for path in site.glob("*.html")} - {"404.html"}
+    assert {*listed} == {str(path.relative_to(site)) for path in site.rglob("*.html")} - {"404.html"}
 
 
 def test_every_page_has_the_version(site):

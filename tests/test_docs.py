@@ -36,7 +36,7 @@ pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 pytestmark = pytest.mark.docs
 
-PAGES = [REPO / "README.md", REPO / "configs/README.md", *sorted(REPO.glob("docs/*.md"))]
+PAGES = [REPO / "README.md", REPO / "configs/README.md", *sorted(REPO.glob("docs/**/*.md"))]
 TOY_PAGE = REPO / "docs/adding-a-backbone.md"
 
 

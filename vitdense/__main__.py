@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import vitdense
+from vitdense import seams
 from vitdense.console import in_utf8, showing
 from vitdense.ops import environment
 from vitdense.ops.finder import INSTALL_MM, ops_in_use
@@ -50,7 +51,6 @@ COMMANDS = {
     "predict": "predict on images",
     "export": "export a trained model",
     "verify": "whether an exported model computes here what it did where it was trained",
-    "show": "draw what a trained model sees in an image",
     "swap": "another backbone in a config you already have",
     "demo": "train, predict and evaluate a small detector on drawn shapes",
     "convert": "convert a checkpoint to the names of another project",
@@ -67,13 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         in_utf8()
     parser = argparse.ArgumentParser("vitdense", description="Without a command: report the environment.")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    for name, text in COMMANDS.items():
-        commands.add_parser(name, help=text, add_help=False)  # their own parsers need torch and mm
+    others = seams.commands()
+    for name, text in {**COMMANDS, **{name: text for name, (_, text) in others.items()}}.items():
+        commands.add_parser(name, help=text, add_help=False)  # each has a parser of its own
     commands.add_parser("doctor", help="report the environment, and how to repair it")
     ops = commands.add_parser("ops", help="mmcv's ops without a compiler, in scripts that do not import vitdense")
     ops.add_argument("action", choices=("enable", "disable"))
     args, rest = parser.parse_known_args(argv)
-    if args.command in COMMANDS:
+    if args.command in COMMANDS or args.command in others:
         return run(args.command, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -82,13 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(command: str, argv: Sequence[str]) -> int:
-    """Run a command of `COMMANDS`: a module of `vitdense.mm.cli`, or a file of tools/; the exit status."""
+    """Run a command: a module of `vitdense.mm.cli` or of an extension, or a file of tools/; the exit status."""
+    module, _ = seams.commands().get(command, (f"vitdense.mm.cli.{command}", ""))
     if command == "verify":  # needs neither torch nor mm
         return importlib.import_module("vitdense.runtime").main(argv, command="vitdense verify")
     tool = TOOLS / f"{command}.py"
     try:
         if not tool.is_file():
-            return importlib.import_module(f"vitdense.mm.cli.{command}").main(argv)
+            return importlib.import_module(module).main(argv)
         sys.argv = [f"vitdense {command}", *argv]
         runpy.run_path(str(tool))["main"]()
     except ModuleNotFoundError as error:

@@ -286,6 +286,8 @@ class LocalAttention(nn.Module):
         scale: Factor on the logits; None is one over the root of a head's channels.
     """
 
+    attends_over = "BHWC"
+
     def __init__(
         self,
         dim: int,

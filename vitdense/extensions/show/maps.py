@@ -1,6 +1,7 @@
 """What a model sees: attention, features as colours, receptive fields and position biases, as arrays.
 
-`vitdense show` draws them.
+`vitdense show` draws them. An attention layer says by its attribute `attends_over` that `attention` can look into it:
+``"BHWC"`` or ``"BCHW"``, the layout of the map it takes, or ``"BNC"``: it takes tokens and the size of their map.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,17 +16,13 @@ from torch import Tensor, nn
 from vitdense.errors import OptionError
 from vitdense.layers.bias import LogCpbBias, TableBias
 from vitdense.layers.layout import Windows
-from vitdense.layers.local import LocalAttention
 from vitdense.models.base import Stage
-from vitdense.models.mvit.model import MViTBlock, PooledAttention
-from vitdense.models.swin.model import SwinBlock, WindowAttention
-from vitdense.models.vit.model import Attention, ViTBlock
+from vitdense.models.mvit.model import MViTBlock
+from vitdense.models.swin.model import SwinBlock
+from vitdense.models.vit.model import ViTBlock
 
 CHANNELS_LAST = (Stage, SwinBlock, MViTBlock, ViTBlock)  # what they return
-# That can be looked into; `research` adds its own.
-LAYERS: list[type[nn.Module]] = [WindowAttention, LocalAttention, Attention, PooledAttention]
-CHANNELS_FIRST: list[type[nn.Module]] = []  # those of them that are for the maps of CNNs
-# Their parts by name: what makes the values, last of three in qkv, and what reads the weighted sums.
+# Parts of attention layers by name: what makes the values, last of three in qkv, and what reads the weighted sums.
 VALUES, READERS = ("norm_v", "v", "g", "qkv"), ("proj", "out")
 
 
@@ -49,7 +46,7 @@ class AttentionMap:
 
 def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
     """The layers of a model that `attention` can look into, by name, in order."""
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, tuple(LAYERS))}
+    return {name: layer for name, layer in model.named_modules() if hasattr(layer, "attends_over")}
 
 
 @torch.inference_mode(False)
@@ -70,9 +67,8 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
     Raises:
         ValueError: It is none of them, it is in train mode, or the model does not run it.
     """
-    if not isinstance(layer, tuple(LAYERS)):
-        known = ", ".join(kind.__name__ for kind in LAYERS)
-        raise OptionError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model): {known}")
+    if not hasattr(layer, "attends_over"):
+        raise OptionError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model)")
     if layer.training:
         raise OptionError("layer: got one in train mode; call model.eval() first")
     args = _arguments(model, image.clone(), layer)  # a tensor of inference mode has no gradients
@@ -122,7 +118,7 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
     and the tokens before it ``[E, heads, d]``."""
     windows = next((arg for arg in args if isinstance(arg, Windows)), None)
     before = None
-    if isinstance(attn, tuple(CHANNELS_FIRST)):
+    if attn.attends_over == "BCHW":
         x = x.movedim(1, -1)  # [1, h, w, C]
     elif windows is not None and (x.ndim == 2 or x.shape[1] == windows.tokens):
         x = windows.unpartition(x.view(-1, windows.tokens, x.shape[-1]))  # [1, h, w, C]
@@ -131,7 +127,7 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
         before, x = x[0, : -h * w], x[:, -h * w :].unflatten(1, (h, w))  # [E, C], [1, h, w, C]
     elif x.ndim == 5:  # heads apart
         x = x.flatten(3)  # [1, h, w, C]
-    if isinstance(attn, LocalAttention):  # maps smaller than the kernel are padded
+    if attn.attends_over == "BHWC":  # maps smaller than a kernel are padded
         x = x[:, : args[0].shape[1], : args[0].shape[2]]  # [1, h, w, C]
     before = x.new_empty(0, x.shape[-1]) if before is None else before  # [E, C]
     heads = attn.num_heads if hasattr(attn, "num_heads") else attn.spec.num_heads

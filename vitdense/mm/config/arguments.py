@@ -178,9 +178,9 @@ def _from_node(node: ast.expr, text: str) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else ast.get_source_segment(text, node)
 
 
-def make_parser(description: str) -> Parser:
+def make_parser(description: str, prog: str | None = None) -> Parser:
     """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
-    parser = Parser(description=description)
+    parser = Parser(prog, description=description)
     parser.add_argument("config", help="config file")
     parser.add_argument(
         "--cfg-options",

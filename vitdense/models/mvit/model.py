@@ -90,6 +90,8 @@ def plan(arch: MViTArch, window: str, grid: tuple[int, int], drop_path_rate: flo
 class PooledAttention(nn.Module):
     """Self-attention between pooled queries and pooled keys and values (section 3.2, "Pooling Attention")."""
 
+    attends_over = "BHWC"
+
     def __init__(self, spec: BlockSpec, arch: MViTArch) -> None:
         super().__init__()
         self.spec = spec

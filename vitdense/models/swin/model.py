@@ -67,6 +67,8 @@ def plan(
 class WindowAttention(nn.Module):
     """Multi-head self-attention inside windows (section 3.2)."""
 
+    attends_over = "BHWC"
+
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
         self.spec = spec

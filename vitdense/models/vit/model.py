@@ -76,6 +76,8 @@ def plan(
 class Attention(nn.Module):
     """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3)."""
 
+    attends_over = "BNC"
+
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
         dim, self.num_heads = spec.arch.embed_dims, spec.arch.num_heads

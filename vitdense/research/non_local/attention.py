@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
-from vitdense.extensions.show.maps import CHANNELS_FIRST, LAYERS
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import max_pool
 from vitdense.layers.layout import copied, longer
@@ -34,6 +33,7 @@ class NonLocal(nn.Module):
     """
 
     _abbr_ = "non_local"  # mm names the plugin so
+    attends_over = "BCHW"
 
     def __init__(
         self,
@@ -132,7 +132,3 @@ def _pool(x: Tensor) -> Tensor:
     if not torch.compiler.is_compiling():
         return F.max_pool2d(x, (min(h, 2), min(w, 2)))  # [B, C, h, w]
     return crop(max_pool(x, 2, 2), (longer(h // 2, 1), longer(w // 2, 1)))  # [B, C, h, w]
-
-
-LAYERS.append(NonLocal)
-CHANNELS_FIRST.append(NonLocal)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
-from vitdense.extensions.show.maps import LAYERS
 from vitdense.layers.attention import masked_bias
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import Windows, copied
@@ -108,6 +107,3 @@ class PerformerSwin(Swin):
 
     def __init__(self, arch: str | Mapping = "tiny", **options: Any) -> None:
         super().__init__(arch, **options, relative_bias=False)
-
-
-LAYERS.append(PerformerAttention)

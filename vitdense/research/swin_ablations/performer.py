@@ -26,6 +26,8 @@ class PerformerAttention(nn.Module):
     them for heads of d channels, are drawn once and kept in checkpoints.
     """
 
+    attends_over = "BHWC"
+
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool) -> None:
         super().__init__()
         self.num_heads, head_dim = num_heads, dim // num_heads

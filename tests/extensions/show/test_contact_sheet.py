@@ -10,7 +10,7 @@ from PIL import Image
 
 import vitdense
 from vitdense.extensions.show import maps as show
-from vitdense.mm.cli.show import _attention, _marked, contact_sheet, sheet_rows
+from vitdense.extensions.show.sheet import _attention, _marked, contact_sheet, sheet_rows
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
