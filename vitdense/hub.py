@@ -1,8 +1,8 @@
 """Models by name."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,19 +76,21 @@ def create(
     if out_indices is not None:
         options["out_indices"] = out_indices
     kind = backbone_class(row.family)
-    from vitdense.checkpoint.fill import build_and_fill  # these import torch
-    from vitdense.models.base import LOADING
+    import torch
+
+    from vitdense.models.base import LOADING  # imports torch, too
 
     loading = {key: options.pop(key) for key in LOADING if key in options}
     if loading and not checkpoint:
         raise OptionError(f"create: got {', '.join(loading)} without weights to load; give pretrained")
-    build = partial(kind, row.arch, **{**row.options, **_our_names(options, kind)})
+    made_of = {**row.options, **_our_names(options, kind)}
+    # Values that a file replaces are not drawn: for a ViT-L that takes six seconds, and as much memory as the file.
+    with torch.device("meta") if checkpoint and kind.takes_tensors else nullcontext():
+        model = kind(row.arch, **made_of)
     if checkpoint:
         loading = {"sha256": row.sha256 if pretrained is True else None, **loading}
         with naming_option("pretrained=FILE of create, or pretrained=False without weights"):
-            model = build_and_fill(build, lambda model: model.load_weights(checkpoint, **loading))
-    else:
-        model = build()
+            model.load_weights(checkpoint, **loading)
     model.cfg = row if pretrained is True else model.cfg or row.without_weights()
     return model.eval()
 

@@ -13,7 +13,6 @@ from torch import nn
 import vitdense
 from vitdense import TimmTrunk, TransformersTrunk
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.fill import build_and_fill
 from vitdense.errors import OptionError
 from vitdense.export.program import export_program
 from vitdense.families import find_model, row_of
@@ -124,18 +123,6 @@ def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(name):
         grads.append(torch.autograd.grad(out, [p for p in model.parameters() if p.requires_grad]))
     assert kept[1] < kept[0]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*grads))
-
-
-@pytest.mark.parametrize("prefix", ["", "trunk."])
-@pytest.mark.parametrize("is_own", [False, True])
-def test_tensors_of_a_caller_are_copied_whatever_their_names(prefix, is_own, monkeypatch):
-    monkeypatch.setattr("vitdense.checkpoint.fill.LARGE", 2**12)
-    theirs = TimmTrunk("resnet10t").trunk if prefix else timm.create_model("resnet10t")
-    state = {prefix + key: x for key, x in theirs.state_dict().items()}
-    model = build_and_fill(lambda: TimmTrunk("resnet10t"), lambda model: model.fill(state, "x", is_own=is_own))
-    shared = {x.data_ptr() for x in state.values()} & {x.data_ptr() for x in model.state_dict().values()}
-    assert bool(shared) == is_own
-    assert all(torch.equal(x, state[prefix + key]) for key, x in model.trunk.state_dict().items())
 
 
 @few

@@ -102,6 +102,10 @@ class DecomposedBias(nn.Module):
         super().__init__()
         self.rel_pos_h = nn.Parameter(torch.empty(2 * size[0] - 1, dim))
         self.rel_pos_w = nn.Parameter(torch.empty(2 * size[1] - 1, dim))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw both tables."""
         for table in (self.rel_pos_h, self.rel_pos_w):
             trunc_normal_(table, std=0.02)
 

@@ -185,6 +185,12 @@ class LinearNoKeyBias(nn.Linear):
         super().__init__(dim, 3 * dim, bias=False)
         self.qv_bias = nn.Parameter(torch.zeros(2 * dim))
 
+    def reset_parameters(self) -> None:
+        """As of a linear layer; the bias is zero."""
+        super().reset_parameters()
+        if hasattr(self, "qv_bias"):  # not yet, while torch's constructor runs
+            nn.init.zeros_(self.qv_bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """``[..., dim]`` to ``[..., 3 dim]``."""
         q, v = self.qv_bias.chunk(2)  # [dim] each

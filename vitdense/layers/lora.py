@@ -33,8 +33,15 @@ class LowRankUpdate(nn.Module):
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, layer.in_features))
         self.B = nn.Parameter(torch.zeros(layer.out_features, rank))
+        self.alpha = alpha
         self.register_buffer("scale", torch.tensor(alpha / rank))  # a checkpoint can be merged without a config
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """As at the start."""
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+        nn.init.zeros_(self.B)
+        nn.init.constant_(self.scale, self.alpha / len(self.A))
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
         """Add the update of ``x``, ``[..., C]``, to what the layer made of it, ``[..., C']``."""

@@ -222,6 +222,8 @@ class Backbone(Module):
         cfg: Row of the model table that the weights are from: what they expect of an image, their licence. None for
             other weights; of a model of `create` then its own row, with no facts of weights.
         place: Where the backbone is in a config, for error messages.
+        takes_tensors: Whether it may be built on the meta device and take the tensors of a file; see
+            `vitdense.checkpoint.fill.fill`.
     """
 
     family: str
@@ -231,6 +233,7 @@ class Backbone(Module):
     load_report: LoadReport | None = None
     cfg: Model | None = None
     place: str = "model.backbone"
+    takes_tensors: bool = True
 
     def __new__(cls, *args: Any, **options: Any) -> "Backbone":
         """Check the arguments, whatever class they are of, before anything is built of them."""

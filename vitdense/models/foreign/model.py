@@ -50,6 +50,8 @@ class ForeignTrunk(Backbone):
         ImportError: The other project is not installed.
     """
 
+    takes_tensors = False  # not all of its buffers are in files
+
     def __init__(self, arch: str, *, out_indices: Sequence[int] | None = None, **common: Any) -> None:
         super().__init__(out_indices=out_indices, **common)
         self.arch = arch

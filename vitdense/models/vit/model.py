@@ -73,6 +73,16 @@ def plan(
     ]
 
 
+class ZeroBias(DecomposedBias):
+    """Zero at the start, as ViTDet: a model that was pretrained without relative positions starts as it was."""
+
+    def reset_parameters(self) -> None:
+        """Set both tables to zero."""
+        super().reset_parameters()
+        for table in self.parameters():
+            nn.init.zeros_(table)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3)."""
 
@@ -83,10 +93,7 @@ class Attention(nn.Module):
         dim, self.num_heads = spec.arch.embed_dims, spec.arch.num_heads
         self.window, self.pads_qkv = spec.window, spec.pads_qkv
         self.qkv = QKV_LAYERS[spec.arch.qkv_bias](dim)
-        self.bias = DecomposedBias(spec.table, dim // self.num_heads) if spec.table else None
-        # Zero, as ViTDet: a model that was pretrained without relative positions starts as it was.
-        for table in self.bias.parameters() if self.bias is not None else ():
-            nn.init.zeros_(table)
+        self.bias = ZeroBias(spec.table, dim // self.num_heads) if spec.table else None
         self.proj = nn.Linear(dim, dim)
 
     def forward(

@@ -55,6 +55,8 @@ class NonLocalResNet(ResNet):
             for no layers, as `ResNet`.
     """
 
+    takes_tensors = False  # files lack the attention, which is the identity by its constructor
+
     def __init__(self, arch: str | Mapping = "resnet50", *, attention: Mapping | None = None, **options: Any) -> None:
         self.attention = attention
         super().__init__(arch, **options)
