@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import Request, urlopen
 
 import torch
 from filelock import FileLock
-from huggingface_hub.utils import tqdm
 from torch import Tensor, nn
+from torch.hub import download_url_to_file
 from torch.overrides import TorchFunctionMode
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -32,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 # Hosts that no longer exist, and mirrors with the same paths. OpenMMLab's host expired in 2026.
 MIRRORS = {"download.openmmlab.com": "mmassets.onedl.ai"}
-PAUSE, LARGEST, BLOCK = 60, 10**11, 2**20  # of a download: seconds without data; bytes in all; bytes read at once
 ADDRESSES = ("https://", "http://", "hf://owner/repo/file", "timm://model", "torchvision://model")
 
 
@@ -122,10 +120,8 @@ def read_timm(
 def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
     """Content of the file at a path or address, by `load`. For the other arguments and errors see `read`."""
     scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
-    if scheme == "torchvision":
-        return download(_torchvision_address(checkpoint), sha256, load)
-    if scheme in ("http", "https"):
-        return download(checkpoint, sha256, load)
+    if scheme in ("http", "https", "torchvision"):
+        return download(_torchvision_url(checkpoint) if scheme == "torchvision" else checkpoint, sha256, load)
     if scheme not in ("", "hf"):
         raise CheckpointNotFoundError(
             f"checkpoint {checkpoint}: got {scheme}://, expected one of {', '.join(ADDRESSES)}"
@@ -136,17 +132,14 @@ def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dic
 
 
 def download(address: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
-    """Content of the file at a web address, which is kept in torch's cache of checkpoints.
-
-    A file is kept only if it has the right digest and can be read: a connection may end early without an error. See
-    `fetch`.
+    """Content of the file at a web address, which torch's cache keeps if it has the right digest and can be read. For
+    the arguments and errors see `read`.
     """
     parts = urlsplit(address)
     source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
     name = Path(unquote(parts.path)).name or "checkpoint"
     sha256 = sha256 or digest_in_name(name)
-    trusted = {"localhost", "127.0.0.1", *MIRRORS}
-    if parts.scheme == "http" and not sha256 and parts.hostname not in trusted:
+    if parts.scheme == "http" and not sha256 and parts.hostname not in ("localhost", "127.0.0.1", *MIRRORS):
         raise CheckpointNotFoundError(
             f"checkpoint {address}: got http:// without a digest, so that anyone on the way can change the file; use "
             f"https://, or give sha256"
@@ -162,7 +155,7 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
                     if source != address:
                         logger.warning("the host of %s is gone: downloading %s instead", address, source)
                     with atomic_write(path) as scratch:
-                        _stream(source, scratch)
+                        download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
                         _check_digest(scratch, sha256, source)
                         return load(scratch)
         except CheckpointMismatchError as error:
@@ -174,19 +167,6 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
             ) from error
     _check_digest(path, sha256, str(path))
     return load(path)
-
-
-def _stream(source: str, path: Path) -> None:
-    """Write what a server sends, until it ends: it may neither pause nor go on for ever."""
-    with urlopen(Request(source, headers={"User-Agent": "vitdense"}), timeout=PAUSE) as answer, path.open("wb") as file:
-        size = int(answer.headers.get("Content-Length", 0))
-        with tqdm(total=size or None, unit="B", unit_scale=True, disable=not sys.stderr.isatty()) as progress:
-            while block := answer.read(BLOCK):
-                progress.update(file.write(block))
-                if file.tell() > LARGEST:
-                    raise CheckpointMismatchError(f"it has more than {LARGEST:.0e} bytes; download it by other means")
-        if file.tell() < size:
-            raise http.client.IncompleteRead(b"", size - file.tell())
 
 
 def digest_in_name(name: str) -> str | None:
@@ -251,17 +231,15 @@ def _advice_if_refused(error: BaseException, address: str) -> str:
     if status not in (401, 403):
         return ""
     row, hub = row_of(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
+    advice = [f"HTTP {status}: the file needs the consent of its owner, or does not exist"]
     pages = [*([f"https://huggingface.co/{hub[1]}"] if hub else []), *([row.gate] if row and row.gate else [])]
-    advice = f"HTTP {status}: the file needs the consent of its owner, or does not exist; "
     if pages:
-        advice += f"ask for access on {' or '.join(pages)}; "
+        advice.append(f"ask for access on {' or '.join(pages)}")
     if hub:
-        advice += (
-            f"give the token of your account by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...; "
-        )
+        advice.append(f"give your token by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...")
     if twin := row and row.gate and ungated_twin(row):
-        advice += f"or take {twin.name}, which has the same architecture and no gate; "
-    return advice
+        advice.append(f"or take {twin.name}, which has the same architecture and no gate")
+    return "; ".join([*advice, ""])
 
 
 def timm_address(model: str) -> str:
@@ -279,7 +257,7 @@ def timm_address(model: str) -> str:
     )
 
 
-def _torchvision_address(address: str) -> str:
+def _torchvision_url(address: str) -> str:
     from torchvision import models
 
     name, _, version = address.removeprefix("torchvision://").partition(".")
