@@ -213,6 +213,12 @@ def test_queries_give_as_many_results_as_there_are(name, rle, tmp_path):
     assert len(found.pred_instances) == NUM_RESULTS[name]
 
 
+def test_queries_of_an_unknown_head_are_left_alone():
+    model = nn.Module()
+    model.num_queries, model.bbox_head = 10, nn.Linear(4, 4)
+    assert guard_model(model) is model
+
+
 def test_a_second_call_adds_nothing(tmp_path):
     model = detector("dino_swin_nano_shapes", tmp_path)
     before = [len(module._forward_hooks) for module in model.modules()]

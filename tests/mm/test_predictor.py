@@ -274,15 +274,16 @@ def test_the_config_keeps_the_heads_of_mm(folders):
     assert model.model.cfg.model.roi_head.mask_head.type == "FCNMaskHead"
 
 
-def test_a_higher_threshold(folders, photos):
-    model = vitdense.load(folders["detector"], score_thr=0.1)
-    every = model(photos[0])
+@pytest.mark.parametrize("tiles", [None, 64])
+def test_any_threshold_of_a_call(folders, photos, tiles):
+    model = vitdense.load(folders["detector"], tiles=tiles)
+    every = model(photos[0], score_thr=0.0)
     threshold = float(np.median(every.scores))
-    assert_same(
-        model(photos[0], score_thr=threshold), vitdense.load(folders["detector"], score_thr=threshold)(photos[0])
-    )
-    with pytest.raises(ConfigError, match=r"score_thr: got 0\.05, expected a score from 0\.1"):
-        model(photos[0], score_thr=0.05)
+    assert every.scores.min() < threshold
+    assert len(every.masks) == len(every)
+    for score_thr in (threshold, 0.0):
+        loaded = vitdense.load(folders["detector"], score_thr=score_thr, tiles=tiles)
+        assert_same(model(photos[0], score_thr=score_thr), loaded(photos[0]))
 
 
 def test_the_operating_point_of_the_checkpoint_is_the_default(folders, photos, tmp_path):

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 HALF = (torch.float16, torch.bfloat16)
+# Heads of queries of mmdet, by the names of their classes; another project's may have other attributes.
+QUERY_HEADS = {"bbox_head": "DETRHead", "roi_head": "SparseRoIHead", "panoptic_fusion_head": "MaskFormerFusionHead"}
 
 
 def guard_model(model: nn.Module) -> nn.Module:
@@ -99,9 +101,9 @@ def _ask_for_what_there_is(detector: nn.Module, children: dict[str, nn.Module]) 
     counts = ((detector, "num_queries"), (children.get("rpn_head"), "num_proposals"))
     counts = (*counts, (children.get("panoptic_head"), "num_queries"))
     number = next((getattr(part, name) for part, name in counts if hasattr(part, name)), None)
-    for key in ("bbox_head", "roi_head", "panoptic_fusion_head") if number else ():
+    for key, kind in QUERY_HEADS.items() if number else ():
         head = children.get(key)
-        if head is None:
+        if kind not in (base.__name__ for base in type(head).__mro__):
             continue
         stages = getattr(head, "bbox_head", [head])  # of Sparse R-CNN
         pairs = number * stages[-1].num_classes

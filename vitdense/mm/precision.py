@@ -88,15 +88,10 @@ class Inference:
             yield
 
 
-def check_score(score_thr: float, least: float = 0.0) -> None:
-    """Raise if a minimum score is not one from `least`, the model's own, to 1.
-
-    Raises:
-        ConfigError: It is none, such as NaN.
-    """
-    if not least <= score_thr <= 1:  # of NaN neither is true
-        of_model = " of the model" if least else ""
-        raise ConfigError(f"score_thr: got {score_thr}, expected a score from {least:g}{of_model} to 1 (--score-thr)")
+def check_score(score_thr: float) -> None:
+    """Raise a ConfigError if a minimum score is not from 0 to 1."""
+    if not 0 <= score_thr <= 1:  # of NaN neither is true
+        raise ConfigError(f"score_thr: got {score_thr}, expected a score from 0 to 1 (--score-thr)")
 
 
 def add_amp(parser: argparse.ArgumentParser) -> None:

@@ -121,7 +121,7 @@ class Predictor:
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
         if inference.tiles is not None:
             check_tiles(cfg)
-        self.model = load_model(cfg, checkpoint, inference.device, inference.score_thr, classes)
+        self.model = load_model(cfg, checkpoint, inference.device, classes)
         self.inference = inference
         self.operating_point: OperatingPoint | None = self.model.operating_point
         self.score_thr: float | Sequence[float] = given_score(inference.score_thr, self.operating_point)
@@ -150,7 +150,7 @@ class Predictor:
         Args:
             images: One image, or several: paths; the bytes of files; Pillow's images; arrays [H, W, 3] of uint8, RGB;
                 tensors [3, H, W] of uint8, RGB. Any sizes. The same pixels have the same result, whatever they come as.
-            score_thr: Minimum score of detections, 0 to 1, not below that of the model, which is the default.
+            score_thr: Minimum score of detections, 0 to 1; default: that of the model.
             batch_size: Images of one size are predicted together, this many at a time. Each has the result that it has
                 alone, up to rounding.
 
@@ -158,8 +158,8 @@ class Predictor:
             The result of the image, or a list of one per image; see `stream` for many.
 
         Raises:
-            ConfigError: An image cannot be read, or is none of the above; the score is below that of the model; or the
-                batch has no image.
+            ConfigError: An image cannot be read, or is none of the above; the score is not from 0 to 1; or the batch
+                has no image.
         """
         if isinstance(images, Images):
             return next(self.stream([images], score_thr, batch_size))
@@ -185,7 +185,7 @@ class Predictor:
         """The minimum score of objects, as given, or by class; see `__call__`."""
         if score_thr is None:
             return self.score_thr
-        check_score(score_thr, float(np.min(self.score_thr)))
+        check_score(score_thr)
         return score_thr
 
     def _stream(
@@ -201,24 +201,29 @@ class Predictor:
         self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: float | Sequence[float]
     ) -> Iterator[Result]:
         """The results of a batch, one after the other; see `samples` and `result`."""
-        found, pixels = self.samples(images, pixels), [*pixels]
+        found, pixels = self.samples(images, pixels, threshold), [*pixels]
         del images
         while found:
             yield self.result(found.pop(0), pixels.pop(0), threshold)
 
     @torch.no_grad()
-    def samples(self, images: Sequence[Images], pixels: Sequence[np.ndarray]) -> list[BaseDataElement]:
-        """Predictions as data samples of mmdet or mmseg.
+    def samples(
+        self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: float | Sequence[float] = 0.0
+    ) -> list[BaseDataElement]:
+        """Predictions as data samples of mmdet or mmseg, with all detections of the head.
 
         Args:
             images: See `__call__`.
             pixels: Of each image, see `ImageReader`.
+            threshold: Minimum score of detections that get a mask, or those of the classes.
         """
         global _process
         if os.getpid() != _process:  # a fork has the pool of OpenMP without its threads, and would wait for them
             torch.set_num_threads(1)
             _process = os.getpid()
         data = [*map(self.reader.inputs, images, pixels)]
+        for one in data:
+            one["data_samples"].set_metainfo({"mask_score_thr": float(np.min(threshold))})
         found: list = [None] * len(data)
         groups: dict[tuple, list[int]] = {}
         for i, one in enumerate(data):
@@ -316,7 +321,6 @@ def load_model(
     cfg: Config,
     checkpoint: str,
     device: str,
-    score_thr: float | None = None,
     classes: Sequence[str] | None = None,
 ) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
@@ -330,8 +334,6 @@ def load_model(
         cfg: Its config.
         checkpoint: A file, or an address.
         device: See `vitdense.mm.precision.check_device`.
-        score_thr: Detections of a lower score get no mask, and the others run-length codes, see `use_rle`; None: see
-            `vitdense.mm.precision.Inference`.
         classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
 
     Raises:
@@ -347,7 +349,7 @@ def load_model(
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
     point = (saved.get("meta") or {}).get("operating_point")
     point = OperatingPoint(**point) if point else None
-    asked = Asked(checkpoint=checkpoint, mask_score_thr=float(np.min(given_score(score_thr, point))))
+    asked = Asked(checkpoint=checkpoint)
 
     model = build_model(_with_empty_backbone(built(cfg, asked, PREDICTING)))
     state = _fit(model, saved, cfg, checkpoint, meta, is_named)

@@ -94,7 +94,7 @@ def recorded():
                 record("train", content, Asked(**asked), {**options, **settings})
             if not content.get("test_dataloader"):
                 continue
-            record("predict", content, Asked(checkpoint="a.pth", mask_score_thr=0.3), {})
+            record("predict", content, Asked(checkpoint="a.pth"), {})
             for asked, predicts in OF_TESTS:
                 if content.default_scope == "mmseg":
                     predicts = {key: value for key, value in predicts.items() if key != "tiles"}

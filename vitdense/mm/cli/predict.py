@@ -104,7 +104,7 @@ class Detection(Task):
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture."""
         pixels = self.model.reader.pixels(image)
-        (sample,) = self.model.samples([image], [pixels])
+        (sample,) = self.model.samples([image], [pixels], self.model.score_thr)
         result = self.model.result(sample, pixels, self.model.score_thr)
         self.predictions.add(image, result)
         scores = sample.pred_instances.scores.tolist()  # also below the threshold

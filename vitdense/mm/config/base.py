@@ -73,7 +73,6 @@ class Asked:
         checkpoint: To test or to predict with: a file, an address, or an exported file.
         tta, operating_point: Of a test, see `vitdense.mm.train.launch.test`.
         inference: How a model predicts that is tested.
-        mask_score_thr: Of a prediction, masks of detections of a lower score are left out; None: masks of all, [H, W].
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +93,6 @@ class Asked:
     tta: bool = False
     operating_point: str | None = None
     inference: Inference = field(default_factory=Inference)
-    mask_score_thr: float | None = None
 
     @property
     def exported(self) -> str | None:

@@ -34,19 +34,17 @@ def encode_masks(cfg: Config, asked: Asked) -> None:
 
 
 def encode_predicted_masks(cfg: Config, asked: Asked) -> None:
-    """Masks of detections from a score on are run-length codes, if a score is asked for."""
-    if asked.mask_score_thr is not None and find_spec("mmdet"):
-        use_rle(cfg.model, asked.mask_score_thr)
+    """Masks are run-length codes; see `encode_masks`."""
+    if find_spec("mmdet"):
+        use_rle(cfg.model)
 
 
-def use_rle(model: dict, score_thr: float = 0.0) -> None:
+def use_rle(model: dict) -> None:
     """Replace the mask heads of a detector's config by those with masks as codes, in place."""
     for node in nodes(model):
         kind = str(node.get("type")).rpartition(".")[2]
         if kind in HEADS:
             node["type"] = HEADS[kind]
-    if score_thr and "rcnn" in (model.get("test_cfg") or {}):
-        model["test_cfg"]["rcnn"]["mask_score_thr"] = score_thr
 
 
 def takes_rle(cfg: Config) -> bool:

@@ -92,7 +92,7 @@ BUILDING = (
 # By a prediction, of a copy.
 PREDICTING = (
     Pass("weights that the checkpoint replaces", ("model.*init_cfg*",), start.drop_weights_of_start),
-    Pass("masks of a score", ("model.*.type", "model.test_cfg.rcnn.mask_score_thr"), model.encode_predicted_masks),
+    Pass("masks as run-length codes", ("model.*.type",), model.encode_predicted_masks),
 )
 # Keys that several passes of one command write, and these passes in their order. --cfg-options may write any.
 SHARED = {

@@ -58,7 +58,7 @@ class _RLEMasks:
 
     mmdet pastes the masks of all detections into ``[N, H, W]``: 10 GB for 100 of a photo of 100 million pixels.
 
-    ``test_cfg.rcnn.mask_score_thr`` (default 0): detections of a lower score have the mask None.
+    ``mask_score_thr`` in the `metainfo` of an image (default 0): detections of a lower score have the mask None.
     """
 
     def predict_by_feat(
@@ -75,7 +75,7 @@ class _RLEMasks:
         if rcnn_test_cfg.mask_thr_binary < 0:  # for test-time augmentation: values, not masks
             return super().predict_by_feat(mask_preds, results_list, batch_img_metas, *options)
         for masks, results, meta in zip(mask_preds, results_list, batch_img_metas):
-            counts = results.scores >= rcnn_test_cfg.get("mask_score_thr", 0)
+            counts = results.scores >= meta.get("mask_score_thr", 0)
             found: list[dict | None] = [None] * len(results)
             for i in counts.nonzero()[:, 0].tolist():
                 # A slice, for mmdet scales the box of a mask in place.

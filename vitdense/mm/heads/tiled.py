@@ -1,6 +1,7 @@
 """Detectors on large images: in tiles."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -54,13 +55,17 @@ class TiledDetector(BaseTTAModel):
         """
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
             image = pixels.permute(1, 2, 0).contiguous().numpy()  # [H, W, 3]
-            found = detect(image, self._find, self.side, self.overlap)
+            find = partial(self._find, sample.get("mask_score_thr", 0.0))
+            found = detect(image, find, self.side, self.overlap)
             sample.pred_instances = instances_of(found, image.shape[:2])
         samplelist_boxtype2tensor(data["data_samples"])  # as mmdet's preprocessor, for what draws the annotations
         return data["data_samples"]
 
-    def _find(self, tiles: Sequence[np.ndarray]) -> list[Result]:
-        samples = self.module.test_step(pseudo_collate([run_steps(self.pipeline, tile) for tile in tiles]))
+    def _find(self, mask_score_thr: float, tiles: Sequence[np.ndarray]) -> list[Result]:
+        data = [run_steps(self.pipeline, tile) for tile in tiles]
+        for one in data:
+            one["data_samples"].set_metainfo({"mask_score_thr": mask_score_thr})
+        samples = self.module.test_step(pseudo_collate(data))
         return [Result(**fields_of(sample.pred_instances)) for sample in samples]
 
     def merge_preds(self, data_samples_list: SampleList) -> SampleList:
