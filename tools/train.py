@@ -29,7 +29,7 @@ SHORTCUTS = {
         ("settings.max_iters", "train_cfg.max_iters"),
         "length of the run, if the config counts iterations; its schedule follows",
     ),
-    "batch-size": Shortcut(("train_dataloader.batch_size",), "images per GPU and step, see --auto-scale-lr; or auto"),
+    "batch-size": Shortcut(("train_dataloader.batch_size",), "images per GPU and step; see --auto-scale-lr"),
     "image-size": Shortcut(
         ("settings.image_size",),
         "short side of a detector's images or of a segmentor's crops, in pixels; all sizes of the pipelines follow",
@@ -37,16 +37,11 @@ SHORTCUTS = {
 }
 
 
-def _size(text: str) -> int | str:
-    return text if text == "auto" else whole_number(text)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     add_run_arguments(parser)
     for name, what in SHORTCUTS.items():
-        kind = _size if name == "batch-size" else whole_number
-        parser.add_argument(f"--{name}", type=kind, metavar="N", help=what.help)
+        parser.add_argument(f"--{name}", type=whole_number, metavar="N", help=what.help)
         parser.sets(f"--{name}", *what.keys)
     add_amp(parser)
     parser.add_argument(
@@ -99,9 +94,8 @@ def main() -> None:
     args = parser.parse_args()
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
-    args.cfg_options |= {key: value for key, value in given.items() if value not in (None, "auto")}
+    args.cfg_options |= {key: value for key, value in given.items() if value is not None}
     options = {name: getattr(args, name) for name in ASKED}
-    options["auto_batch_size"] = args.batch_size == "auto"
     with exit_on_user_error():
         if args.print_config:
             with redirect_stdout(sys.stderr):  # stdout has the config alone

@@ -63,7 +63,8 @@ def options_of(command: str) -> list[ModuleType]:
     - ``change(cfg, args)``: changes the config of a training or a test, after the core's own passes;
     - ``instead(args)``: does the work of the whole command, and returns its exit status; None where it is not asked to;
     - ``after(args, **outcome)``: gets what the command made: a test its ``metrics`` and ``runner``, an export its
-      ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``.
+      ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``;
+    - ``look(dataset, where)``: gets the training data that a check has built, a copy, and yields what is wrong.
     """
     modules = [extension.options.get(command) for extension in extensions().values()]
     return [import_module(module) for module in modules if module]

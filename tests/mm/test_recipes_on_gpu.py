@@ -73,14 +73,6 @@ def test_trains_predicts_and_tests_in_half_precision(recipe, precision, tmp_path
         assert main(["test", str(work), "--cfg-options", *options]) == 0, capsys.readouterr()
 
 
-@pytest.mark.parametrize("recipe", ["cascade_swin_nano_shapes", "upernet_swin_nano_shapes"])
-def test_the_largest_batch_is_found(recipe, tmp_path, capsys):
-    work = tmp_path / "work"
-    command = ["train", recipe, "--work-dir", str(work), "--batch-size", "auto", "--iters", "2"]
-    assert main([*command, "--cfg-options", *options_of(tmp_path)]) == 0, capsys.readouterr()
-    assert len([row for row in rows_of(work) if "loss" in row]) == 2
-
-
 def test_trains_on_kept_maps_of_a_frozen_trunk(tmp_path, capsys):
     work = tmp_path / "work"
     command = ["train", "upernet_swin_nano_shapes", "--work-dir", str(work), "--iters", "4", "--views", "1"]

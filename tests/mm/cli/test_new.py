@@ -41,7 +41,7 @@ def _folder(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(new, "estimate", lambda config: "estimate: replaced")
     if "base" not in request.fixturenames:  # whose models are small
-        monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())
+        monkeypatch.setattr(dry_step, "find", lambda *_: ())
     monkeypatch.setattr(new, "_gpu_memory", lambda: 24e9)
 
 

@@ -35,16 +35,10 @@ OPTIONS = {
 }
 
 
-def batch_size_of_two(cfg, asked):
-    """What `set_batch_size` writes, without trying sizes."""
-    cfg.train_dataloader.batch_size = 2
-    cfg.merge_from_dict({"auto_scale_lr.enable": True})
-
-
 OF_TRAININGS = (
     ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"]}, OPTIONS),
     ({"cache_features": "maps", "views": 2}, {}),
-    ({"amp": "float16", "resume": "a.pth", "set_batch_size": batch_size_of_two}, {}),
+    ({"amp": "float16", "resume": "a.pth"}, {}),
 )
 OF_TESTS = (
     ({}, {"dtype": torch.bfloat16, "tiles": 64}),
@@ -66,7 +60,7 @@ def recorded():
             built(cfg, asked, PREDICTING, changes)
         else:
             load.completed(cfg, Asked(options, launcher="pytorch" if asked.shard else "none"), changes)
-            if asked.auto_scale_lr or asked.set_batch_size:
+            if asked.auto_scale_lr:
                 cfg.auto_scale_lr = {"base_batch_size": 16}
             if asked.operating_point:  # validation and test of the recipes are one
                 cfg.val_dataloader.batch_size = cfg.val_evaluator.prefix = 3

@@ -272,7 +272,7 @@ class Tools:
         self.data, self.folder, self.base, self.patch = data, folder, base, monkeypatch
         monkeypatch.setenv("TORCH_HOME", str(folder / "cache"))
         monkeypatch.setattr(checks, "CHECKS", DATA_CHECKS)
-        monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())
+        monkeypatch.setattr(dry_step, "find", lambda *_: ())
         for name, content in data.contents.items():
             if content is not None:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)

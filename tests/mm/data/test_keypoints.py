@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("mmdet")
-from mmdet.registry import TRANSFORMS
 from mmengine.registry import DATASETS, init_default_scope
 
 import vitdense  # noqa: F401
-from vitdense.mm.checks.markers import follow
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.figures import FIGURE, draw_figures
@@ -105,26 +103,6 @@ def test_a_flipped_figure_has_its_left_at_our_right(root):
                 seen += 1
                 assert figure[left, 0] > figure[right, 0]
     assert seen > 4
-
-
-def test_markers_see_that_points_follow(root):
-    steps = [
-        *LOAD,
-        {"type": "RandomFlip", "prob": 0.5},
-        {"type": "RandomCrop", "crop_type": "absolute_range", "crop_size": (150, 250), "allow_negative_crop": True},
-        {"type": "Resize", "scale": (192, 192), "keep_ratio": False},
-        {"type": "PackDetInputs"},
-    ]
-    assert not list(follow(dataset(root, steps), "train"))
-
-    @TRANSFORMS.register_module(force=True)
-    class TurnImageAlone:
-        def __call__(self, results):
-            return {**results, "img": np.ascontiguousarray(results["img"][::-1])}
-
-    steps.insert(3, {"type": "TurnImageAlone"})
-    found = list(follow(dataset(root, steps), "train"))
-    assert any("masks do not follow" in fault.what for fault in found)
 
 
 CATEGORY = {"id": 3, "name": "pose", "keypoints": ["nose", "left_eye", "right_eye"], "skeleton": [[1, 2]]}

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 def new(tmp_path, monkeypatch):
     """The command in a folder with figures."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())  # of a large model
+    monkeypatch.setattr(dry_step, "find", lambda *_: ())  # of a large model
     draw_figures("own", num_train=4, num_val=2, workers=1)
     torch.save({"model": drawn(91)}, "weights.pth")
     files = [item for split in ("train", "val") for item in (f"--{split}", f"own/annotations/keypoints_{split}.json")]

@@ -147,7 +147,7 @@ def own(file, tmp_path, monkeypatch):
 
 
 def test_queries_and_size_of_own_data(own, file, capsys, monkeypatch):
-    monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())  # a step of 310 objects and 700 queries takes long
+    monkeypatch.setattr(dry_step, "find", lambda *_: ())  # a step of 310 objects and 700 queries takes long
     cfg = own(310)
     assert "310 objects" in capsys.readouterr().out
     assert cfg.model.bbox_head.num_queries == cfg.model.test_cfg.max_per_img == 700  # of 300

@@ -136,7 +136,7 @@ def contents(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
         try:
             if one.training:
                 trained |= one.samples.counts.keys()
-            key = (id(one.kept), one.loads_masks)
+            key = (id(one.first), one.loads_masks)
             yield from one.faults(key not in seen, trained)
             seen.add(key)
         except ConfigError as error:

@@ -9,8 +9,10 @@ random weights, and on a CPU makes images smaller.
 import copy
 import logging
 import random
+import sys
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +32,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
-from vitdense.mm.checks.markers import follow
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
@@ -40,46 +41,57 @@ from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import by
 from vitdense.mm.data.transforms import parts, steps_of
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.memory import available_memory
+from vitdense.seams import options_of
 
 SIDE = 256  # of images on a CPU, where those of a recipe would take minutes
 IMAGES = 2  # of a step, if the batch has as many: norms may need them
 WRITES = ("format_only", "outfile_prefix", "out_file_path", "output_dir")  # options of metrics that write files
 NOT_DETERMINISTIC = "does not have a deterministic implementation"  # torch's, of an operation on a GPU
-BYTES = 12  # of a parameter: its value and gradient, and about as much for what the layers keep
+OF_CPU = "can't allocate memory"  # torch's error where a CPU is short of it
 
 
-def find(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """See the module; for `vitdense check`. Too large a model for the memory is a warning."""
-    if "train" not in splits:
-        return
+def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print) -> Iterator[Fault]:
+    """See the module; for `vitdense check`. Too large a model for the memory is a warning.
+
+    Args:
+        cfg: The config.
+        splits: Among ``train``, ``val`` and ``test``.
+        say: Gets a line: the seconds and the memory of the losses and gradients.
+    """
     with TemporaryDirectory() as folder, _quiet():
         try:
             cfg = _own_copy(cfg, Path(folder))
-            _check_memory(cfg)
             small, found = _small(cfg), None
             if small is not None:
                 with suppress(OptionError):  # which may be of the size alone: the whole size tells
-                    found = _make(small, splits)
-            yield from _make(cfg, splits) if found is None else found
-        except torch.OutOfMemoryError as error:
+                    found = _make(small, splits, say)
+            yield from _make(cfg, splits, say) if found is None else found
+        except (OptionError, torch.OutOfMemoryError) as error:
+            if isinstance(error, OptionError) and OF_CPU not in str(error):
+                yield Fault(str(error))
+                return
             short = f"not made, {get_device()} is short of memory ({str(error).splitlines()[0]})"
-            yield Fault(short, "dry step", grave=False)
-        except OptionError as error:
-            yield Fault(str(error))
+            yield Fault(short, "dry step", fix="train with a smaller --batch-size or --image-size", grave=False)
 
 
-def _make(cfg: Config, splits: Sequence[str]) -> list[Fault]:
+def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> list[Fault]:
     """Build what is needed, and make the step; its warnings."""
     with _parts({}, "train_dataloader"):
         loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     model = build_model(cfg)
     model.init_weights()
     model = model.to(get_device()).train()
-    warnings = train(model, loaders["train"], build_optim_wrapper(model, cfg.optim_wrapper))
-    watched = copy_of(loaders["train"].dataset)
-    with _parts(_steps(watched, "train_dataloader"), "train_dataloader"):
-        warnings += follow(watched, "train_dataloader.dataset")  # here alone: it takes seconds
+    wrapper, start = build_optim_wrapper(model, cfg.optim_wrapper), time.perf_counter()
+    warnings = train(model, loaders["train"], wrapper)
+    seconds, size = time.perf_counter() - start, cfg.get("settings", {}).get("image_size")
+    number = min(IMAGES, loaders["train"].batch_size or 1)
+    of_size = f" of {size} pixels" if size else ""
+    say(f"images: {number}{of_size}, of a batch of {loaders['train'].batch_size}: {seconds:.2g} s{_peak_memory()}")
+    for module in options_of("check"):
+        if hasattr(module, "look"):
+            looked = copy_of(loaders["train"].dataset)
+            with _parts(_steps(looked, "train_dataloader"), "train_dataloader"):
+                warnings += module.look(looked, "train_dataloader.dataset")
     if "val" in loaders:
         evaluator = Evaluator(as_list(cfg.val_evaluator))
         evaluator.dataset_meta = loaders["val"].dataset.metainfo
@@ -272,14 +284,16 @@ def _own_copy(cfg: Config, folder: Path) -> Config:
     return cfg
 
 
-def _check_memory(cfg: Config) -> None:
-    """Raise if the memory of a CPU is certainly too small for the model."""
-    if get_device() != "cpu" or not Path("/proc/meminfo").exists():
-        return
-    with torch.device("meta"):
-        need = BYTES * sum(x.numel() for x in build_model(copy.deepcopy(cfg)).parameters())
-    if need > (room := available_memory()):
-        raise torch.OutOfMemoryError(f"{need / 2**30:.1f} GiB are needed, {room / 2**30:.1f} GiB are free")
+def _peak_memory() -> str:
+    """Of the GPU or, on Linux, of the process; empty where the system does not say it."""
+    peak = 0
+    if get_device() == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    elif sys.platform == "linux":
+        import resource  # Unix has it
+
+        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f" and {peak / 2**30:.1f} GiB" if peak else ""
 
 
 def _small(cfg: Config) -> Config | None:

@@ -1,46 +1,38 @@
-"""The data sets of a config by their formats: what each holds, what is wrong with it, its rows and pictures.
+"""The data sets of a config by their formats: what each holds, what is wrong with it, and its rows in a report.
 
 The files of a data set are listed and read once for all checks of a start, and for the report.
 """
 
 import inspect
-import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from vitdense.mm.checks.pictures import MapPictures, ObjectPictures, Picture
 from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes, type_name
-from vitdense.mm.data.coco import DOUBLES, has_box, parse, read_coco, used
+from vitdense.mm.data.coco import DOUBLES, parse, read_coco, used
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.images import (
     FILES_READ,
     ImageFile,
     describe_images,
-    evenly_spaced,
     examine_images,
-    header_size,
-    in_threads,
     keeps_orientation,
     read_image_file,
-    read_pixels,
 )
 from vitdense.mm.data.keypoints import PERSON, keypoint_faults, metainfo_of
-from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_map, read_label_maps
-from vitdense.mm.data.panoptic import ids_of_colours, read_panoptic
+from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
+from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.samples import Samples, Size
 from vitdense.mm.data.voc import read_voc
-from vitdense.mm.errors import ConfigError, count, join_some
+from vitdense.mm.errors import count, join_some
 
 BOXES_ALONE = (
     "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
@@ -53,18 +45,6 @@ CLASSES_SHOWN = 40
 BAR = 40  # characters
 
 
-def once(method: Callable) -> property:
-    """A property that is made once for all data sets of the same files."""
-
-    @wraps(method)
-    def get(self: "DataSet") -> Any:
-        if method.__name__ not in self.kept:
-            self.kept[method.__name__] = method(self)
-        return self.kept[method.__name__]
-
-    return property(get)
-
-
 class DataSet:
     """A data set of a config, of a format that is not known here.
 
@@ -74,9 +54,9 @@ class DataSet:
         kind: Its class; None: it is not registered.
         cfg: The whole config.
         number: Image files, PNGs and label maps to read, evenly spaced; None: all.
-        kept: What was made of the same files.
 
     Attributes:
+        first: The first data set of the same files, which reads them; itself, if there is none before.
         label: In rows and reports: its split, and its number among several.
         rows: What `describe` said, without the classes.
         is_described: `describe` could read it.
@@ -85,10 +65,8 @@ class DataSet:
 
     unit, form, thing = "boxes", "{:.0f}", "object"
 
-    def __init__(
-        self, where: str, dataset: dict, kind: type | None, cfg: Config, number: int | None, kept: dict[str, Any]
-    ) -> None:
-        self.where, self.dataset, self.kind, self.cfg, self.number, self.kept = where, dataset, kind, cfg, number, kept
+    def __init__(self, where: str, dataset: dict, kind: type | None, cfg: Config, number: int | None) -> None:
+        self.where, self.dataset, self.kind, self.cfg, self.number, self.first = where, dataset, kind, cfg, number, self
         self.name, self.training = where.removesuffix("_dataloader"), where.startswith("train")
         self.label, self.rows, self.is_described = self.name, [], False
         self.root, self.prefix = str(dataset.get("data_root") or ""), dataset.get("data_prefix") or {}
@@ -122,13 +100,17 @@ class DataSet:
         """Whether images are loaded as stored, not turned by their EXIF orientation."""
         return keeps_orientation(self.dataset)
 
-    @once
+    @cached_property
     def samples(self) -> Samples:
         """What its files hold.
 
         Raises:
             ConfigError: They are of another format.
         """
+        return self.read() if self.first is self else self.first.samples
+
+    def read(self) -> Samples:
+        """Read the files."""
         return Samples({})
 
     @property
@@ -191,12 +173,9 @@ class DataSet:
             self.rows.append(text)
             say(text)
 
-        place = f"{self.kind.__name__} in {Path(self.root)}"
-        if not self.is_here:
-            row(f"{place}: not on this disk")
-            return
-        if not self.samples.rows:
-            row(f"{place}: not annotations of COCO instances")
+        if not self.is_here or not self.samples.rows:
+            lack = "not annotations of COCO instances" if self.is_here else "not on this disk"
+            row(f"{self.kind.__name__} in {Path(self.root)}: {lack}")
             return
         self.is_described = True
         first, *others = self.samples.rows
@@ -206,70 +185,31 @@ class DataSet:
         found, faults = self.images()
         row(f"image files: {len(found)} of {len(self.image_paths)} read: {describe_images(found)}")
         yield from faults
-        for title, values in self.histogram():
-            say(title)
-            for text in bars(values, self.form):
-                say(text)
-        if self.absent:
-            say(f"no {self.thing} of {len(self.absent)} of {count(len(self.classes), 'classes')}")
+        for text in self.histogram():
+            say(text)
 
     def row_faults(self, row: Callable[[str], None]) -> Iterator[Fault]:
         """More rows, and what they show."""
         yield from ()
 
-    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        """A title, and values."""
+    def histogram(self) -> Iterator[str]:
+        """Lines of what there is of each class."""
         if self.counts:
-            yield f"{self.unit} of {count(len(self.counts), 'classes')}:", self.counts
-
-    @once
-    def image_sizes(self) -> list[Size]:
-        """Width and height of the images in pixels."""
-        return list(filter(None, self.samples.sizes.values()))
-
-    @once
-    def object_shares(self) -> list[float]:
-        """The side of each object, sqrt(width * height), in shares of the shorter side of its image."""
-        return []
-
-    @once
-    def drawn(self) -> ObjectPictures | MapPictures | None:
-        """Pictures of it; None: there are none."""
-        return None
-
-    def pictures(self, fault: Fault) -> Iterator[Picture]:
-        """Of what has a fault, if it is in this data set."""
-        is_here = fault.where.startswith(self.where) and (not fault.of or self.file in fault.where)
-        if is_here and self.is_described and self.drawn:
-            yield from self._drawn(self.drawn.of(fault))
-
-    def examples(self, number: int) -> Iterator[Picture]:
-        """Of images of the data set, evenly spaced."""
-        if self.is_described and self.drawn:
-            yield from self._drawn(evenly_spaced(list(self.drawn.images), number))
-
-    def _drawn(self, these: Iterable) -> Iterator[Picture]:
-        for one in these:
-            try:
-                picture = self.drawn.draw(one)
-            except ConfigError:  # an image that cannot be read, a fault of its own
-                continue
-            yield picture
+            yield f"{self.unit} of {count(len(self.counts), 'classes')}:"
+            yield from bars(self.counts, self.form)
+        if self.absent:
+            yield f"no {self.thing} of {len(self.absent)} of {count(len(self.classes), 'classes')}"
 
 
 class AnnotatedSet(DataSet):
     """A JSON file of instances or of panoptic segments."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         super().__init__(*args)
         self.folder = os.path.join(self.root, self.prefix.get("img") or "")
 
     def read(self) -> Samples:
         return read_coco(Path(self.file))
-
-    @once
-    def samples(self) -> Samples:
-        return self.read()
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         held, of_file = self.samples, f"{self.where}: {self.file}"
@@ -305,25 +245,11 @@ class AnnotatedSet(DataSet):
                 what = f"no image of {self.file} is left for training: filter_cfg={self.dataset.get('filter_cfg')} "
                 yield Fault(f"{what}leaves out small ones, and those without a box of the classes", self.where)
 
-    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+    def histogram(self) -> Iterator[str]:
         yield from super().histogram()
         others = [f"{name} ({n})" for name, n in self.samples.counts.items() if name not in self.classes]
         if others:
-            yield f"boxes of other categories, not used: {join_some(others)}", {}
-
-    @once
-    def object_shares(self) -> list[float]:
-        content = parse(Path(self.file))
-        short = {one["id"]: min(one["width"], one["height"]) for one in content["images"]}
-        boxes = [(one["bbox"], short.get(one["image_id"], 0)) for one in content.get("annotations", ()) if has_box(one)]
-        return [math.sqrt(b[2] * b[3]) / side for b, side in boxes if min(*b[2:], side) > 0]
-
-    @once
-    def drawn(self) -> ObjectPictures:
-        content = parse(Path(self.file))
-        images = {os.path.join(self.folder, image["file_name"]): image for image in content["images"]}
-        names = {one["id"]: one["name"] for one in content["categories"]}
-        return ObjectPictures(images, content.get("annotations", ()), names, self.stored)
+            yield f"boxes of other categories, not used: {join_some(others)}"
 
 
 class KeypointSet(AnnotatedSet):
@@ -356,7 +282,7 @@ class PanopticSet(AnnotatedSet):
     """Segments, in a JSON file and PNGs."""
 
     unit, form, thing = "% of pixels", "{:.3g} %", "segment"
-    object_shares, num_train, row_faults = DataSet.object_shares, DataSet.num_train, DataSet.row_faults
+    num_train, row_faults = DataSet.num_train, DataSet.row_faults
 
     @property
     def segments(self) -> Path:
@@ -374,32 +300,11 @@ class PanopticSet(AnnotatedSet):
     def counts(self) -> Mapping[str, float]:
         return self.samples.shares
 
-    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
-        yield "pixels of classes:", self.counts
-
-    @once
-    def drawn(self) -> MapPictures:
-        content, names = parse(Path(self.file)), list(self.samples.counts)
-        paths = {image["id"]: os.path.join(self.folder, image["file_name"]) for image in content["images"]}
-        index = {one["id"]: names.index(one["name"]) for one in content["categories"]}
-        maps, of_png = {}, {}
-        for one in content["annotations"]:
-            if path := paths.get(one["image_id"]):
-                maps[path] = png = str((self.segments / os.path.relpath(path, self.folder)).with_suffix(".png"))
-                of_png[png] = {part["id"]: index.get(part["category_id"], len(names)) for part in one["segments_info"]}
-
-        def read(png: str) -> np.ndarray:
-            values, places = np.unique(ids_of_colours(read_pixels(png)), return_inverse=True)
-            return np.array([of_png[png].get(value, len(names)) for value in values.tolist()])[places]  # [H, W]
-
-        return MapPictures(maps, names, read, self.stored)
-
 
 class VocSet(DataSet):
     """Pascal VOC's XML files, as mmdet's XMLDataset reads them."""
 
-    @once
-    def samples(self) -> Samples:
+    def read(self) -> Samples:
         with DATASETS.switch_scope_and_registry("mmdet") as registry:
             built = registry.build({**self.dataset, "pipeline": [], "lazy_init": True})
         folder = Path(built.sub_data_root)
@@ -430,27 +335,28 @@ class MapSet(DataSet):
         head = self.cfg.model.get("decode_head", {})
         return head[-1] if isinstance(head, (list, tuple)) else head
 
-    @once
-    def built(self) -> BaseDataset:
-        """The data set of mmseg, which lists the files."""
-        return build_dataset(self.where, self.dataset)
+    @cached_property
+    def listed(self) -> tuple[BaseDataset, list[dict]]:
+        """The data set of mmseg, which lists the files, and what it says of each image."""
+        built = build_dataset(self.where, self.dataset)
+        return built, [built.get_data_info(i) for i in range(len(built))]
 
-    @once
-    def listed(self) -> list[dict]:
-        """What mmseg says of each image."""
-        return [self.built.get_data_info(i) for i in range(len(self.built))]
+    def read(self) -> Samples:
+        _, listed = self.listed
+        sizes = {one["img_path"]: None for one in listed}
+        return Samples(sizes, rows=[f"{os.path.dirname(listed[0]['img_path'])}: {count(len(sizes), 'images')}"])
 
-    @once
-    def samples(self) -> Samples:
-        folder = os.path.dirname(self.listed[0]["img_path"])
-        sizes = {one["img_path"]: None for one in self.listed}
-        return Samples(sizes, rows=[f"{folder}: {count(len(sizes), 'images')}"])
+    @property
+    def decoder(self) -> str:
+        """By which label maps are read."""
+        return (self.loader or {}).get("imdecode_backend", "pillow")
 
-    @once
+    @cached_property
     def maps(self) -> LabelMaps:
         """What was read of them."""
-        decoder = (self.loader or {}).get("imdecode_backend", "pillow")
-        return read_label_maps(self.built, self.listed, decoder, self.number, self.stored)
+        if self.first is not self:
+            return self.first.maps
+        return read_label_maps(*self.listed, self.decoder, self.number, self.stored)
 
     @property
     def labels(self) -> dict[int, int]:
@@ -523,38 +429,17 @@ class MapSet(DataSet):
             return f"have 0 for a class, but 0 is read as unlabelled, and class {num_classes - 1} never occurs"
         return None
 
-    def histogram(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+    def histogram(self) -> Iterator[str]:
         if self.loader is None:
             return
         names, ignored, pixels = dict(enumerate(self.maps.names)), self.head.get("ignore_index", UNLABELLED), {}
         for raw, label in self.labels.items():
             name = names.get(label, "unlabelled" if label == ignored else "NO CLASS")
             pixels[f"{raw} {name}"] = 100 * self.maps.pixels[raw] / self.maps.pixels.total()
-        yield f"pixels of raw values in {self.maps.read} of {self.maps.total} label maps:", pixels
-
-    @once
-    def image_sizes(self) -> list[Size]:
-        sizes = in_threads(partial(header_size, stored=self.stored), list(self.samples.sizes), "sizes")
-        return list(filter(None, sizes))
-
-    @once
-    def drawn(self) -> MapPictures | None:
-        if self.loader is None:
-            return None
-        decoder = self.loader.get("imdecode_backend", "pillow")
-        paths = {one["img_path"]: one["seg_map_path"] for one in self.listed if one.get("seg_map_path")}
-
-        def read(path: str) -> np.ndarray:
-            try:
-                raw = read_label_map(path, decoder)
-            except Exception as error:  # decoders have no error in common
-                raise ConfigError(f"{path} cannot be read") from error
-            if raw.ndim != 2:
-                raise ConfigError(f"{path} has {raw.ndim} dimensions, expected 2")
-            values, places = np.unique(raw, return_inverse=True)
-            return np.array([self.maps.label(int(value)) for value in values])[places]  # [H, W]
-
-        return MapPictures(paths, list(self.maps.names), read, self.stored)
+        yield f"pixels of raw values in {self.maps.read} of {self.maps.total} label maps:"
+        yield from bars(pixels, self.form)
+        if self.absent:
+            yield f"no {self.thing} of {len(self.absent)} of {count(len(self.classes), 'classes')}"
 
 
 def _shares(pixels: Mapping[int, int]) -> str:
@@ -580,15 +465,16 @@ def bars(values: Mapping[str, float], form: str) -> Iterator[str]:
 
 def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_READ) -> list[DataSet]:
     """All data sets of the loaders of some splits, without wrappers; `number`: see `DataSet`."""
-    found, kept = [], {}
+    found, first = [], {}
     for split in splits:
         loader, start = cfg.get(f"{split}_dataloader"), len(found)
         for dataset in leaf_datasets(loader.dataset) if loader else ():
             kind = find_class(DATASETS, dataset["type"], cfg)
             files = {key: value for key, value in dataset.items() if key not in OF_USE}
-            decoders = [step.get("imdecode_backend") for step in dataset.get("pipeline") or ()]
-            made = kept.setdefault(str([files, keeps_orientation(dataset), decoders]), {})
-            found.append(_format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number, made))
+            decoders = [x for step in dataset.get("pipeline") or () if (x := step.get("imdecode_backend"))]
+            one = _format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number)
+            one.first = first.setdefault(str([files, keeps_orientation(dataset), decoders]), one)
+            found.append(one)
         for i, one in enumerate(found[start:] if len(found) > start + 1 else (), 1):
             one.label = f"{split} {i}"
     return found

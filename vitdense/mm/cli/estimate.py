@@ -5,14 +5,19 @@ import itertools
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from mmengine.device import get_device
+from mmengine.optim import build_optim_wrapper
 
-from vitdense.mm.checks.batch_size import in_own_process, steps_in_process
+from vitdense.mm.checks.dry_step import loader_here
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.config.query import drop_weights
 
 WARM_UP, MEASURED = 1, 2  # iterations
 
@@ -40,7 +45,8 @@ class Estimate(NamedTuple):
 def estimate(config: Path) -> str:
     """Measure in a process of its own, which may run out of memory; the result, or why there is none, in one line."""
     try:
-        return f"estimate: {in_own_process(measure, config)}"
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return f"estimate: {pool.submit(measure, config).result()}"
     except Exception as error:  # of any kind; a process that was killed raises BrokenProcessPool
         reason = next(iter(str(error).splitlines()), "")  # BrokenProcessPool is also what lack of memory gives
         return f"estimate: not possible here ({type(error).__name__}: {reason})"
@@ -55,7 +61,9 @@ def measure(config: Path) -> Estimate:
     ):
         cfg = load_config(config)
         device = get_device()
-        loader, model, optim_wrapper = steps_in_process(cfg)
+        drop_weights(cfg.model)
+        model = build_model(cfg).to(device).train()  # first: it sets the scope in which types of the data are found
+        loader, optim_wrapper = loader_here(cfg.train_dataloader), build_optim_wrapper(model, cfg.optim_wrapper)
         batches = itertools.chain.from_iterable(itertools.repeat(loader))
         seconds = 0.0
         for i, batch in enumerate(itertools.islice(batches, WARM_UP + MEASURED)):

@@ -68,7 +68,6 @@ class Asked:
         check: Checks a config for splits, before a training or a test.
         auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next ones.
         shard, fresh, resume, cache_features, views, cache_dtype: Likewise.
-        set_batch_size: Of a training with ``--batch-size auto``: finds the batch size, and sets it.
         overwrite: Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
         checkpoint: To test or to predict with: a file, an address, or an exported file.
         tta, operating_point: Of a test, see `vitdense.mm.train.launch.test`.
@@ -81,7 +80,6 @@ class Asked:
     amp: str | None = None
     check: Callable[[Config, Sequence[str]], None] = lambda cfg, splits: None
     auto_scale_lr: bool = False
-    set_batch_size: "Callable[[Config, Asked], None] | None" = None
     shard: bool = False
     cache_features: str | None = None
     views: int | None = None

@@ -59,11 +59,6 @@ STARTING = (
     Pass("--resume", ("resume", "load_from", *FRESH), start.resume),
     Pass("classes of the checkpoint", (*LABELS, *METRICS), start.follow_outputs),
     Pass("checks", (), start.check_training),
-    Pass(
-        "--batch-size auto",
-        ("train_dataloader.batch_size", "auto_scale_lr.enable"),
-        lambda cfg, asked: asked.set_batch_size and asked.set_batch_size(cfg, asked),
-    ),
     Pass("several processes", (), start.agree_on),
 )
 # By a test, after `LOADING`.
@@ -97,7 +92,6 @@ PREDICTING = (
 # Keys that several passes of one command write, and these passes in their order. --cfg-options may write any.
 SHARED = {
     "work_dir": ("--launcher or --work-dir", "folder of a test"),
-    "auto_scale_lr.enable": ("--auto-scale-lr", "--batch-size auto"),
     "tta_pipeline.*": ("settings.image_size", "readers of test images"),
     "model.*": (
         *("settings.image_size", "classes of the training data"),

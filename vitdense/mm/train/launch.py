@@ -15,7 +15,6 @@ from mmengine.logging import print_log
 
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.checks import check
-from vitdense.mm.checks.batch_size import set_batch_size
 from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.build import explained
 from vitdense.mm.config.passes import STARTING, TESTING, TRAINING, built
@@ -37,7 +36,6 @@ def prepare_training(
     resume: str | None = None,
     amp: str | None = None,
     auto_scale_lr: bool = False,
-    auto_batch_size: bool = False,
     fresh: Sequence[str] = (),
     shard: bool = False,
     overwrite: bool | None = None,
@@ -50,7 +48,6 @@ def prepare_training(
         resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
         amp: Data type of automatic mixed precision, one of `precision.AMP_DTYPES`; None: float32.
         auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
-        auto_batch_size: See `set_batch_size`; not for `resume`.
         fresh: See `ExactLoadHook`; replaces the config's, and is not for `resume`.
         shard: Keep parameters, gradients and optimizer states in parts over the processes; see `train.shard`.
         overwrite: See `train`; None: for a training that does not write into the work folder.
@@ -80,7 +77,6 @@ def prepare_training(
         amp=amp,
         check=check,
         auto_scale_lr=auto_scale_lr,
-        set_batch_size=set_batch_size if auto_batch_size else None,
         shard=shard,
         fresh=fresh,
         resume=None if resume is None else find_checkpoint(resume),

@@ -12,8 +12,8 @@ from mmengine.config import Config
 from PIL import Image
 
 from vitdense import __version__
+from vitdense.extensions.report.pictures import SIDE, Picture, Shown
 from vitdense.files import atomic_write, read_text
-from vitdense.mm.checks.pictures import SIDE, Picture
 from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
@@ -41,16 +41,15 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
     Returns:
         The path of the page.
     """
-    left = MOST_PICTURES
-    cards = []
+    left, cards, shown = MOST_PICTURES, [], [Shown(of) for of in sets]
     for fault in faults:
-        of_sets = (one for of in sets for one in of.pictures(fault))
+        of_sets = (one for of in shown for one in of.pictures(fault))
         pictures = list(islice(chain(fault.pictures, of_sets), min(PICTURES, left)))
         left -= len(pictures)
         cards.append(_card(fault, pictures))
-    examples = (one for of in sets if of.training for one in of.examples(PICTURES))
+    examples = (one for of in shown if of.set.training for one in of.examples(PICTURES))
     size, said = _input(cfg)
-    page = Template(read_text(Path(__file__).with_name("report.html"))).substitute(
+    page = Template(read_text(Path(__file__).with_name("page.html"))).substitute(
         title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
         about=escape(f"{cfg.filename or ''} {cfg.model.type}, vitdense {__version__}"),
         verdict=_verdict(faults),
@@ -59,7 +58,7 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
         examples="\n".join(map(_figure, islice(examples, PICTURES))),
         classes="\n".join(_classes([of for of in sets if of.is_described and of.counts])),
         input=escape(said),
-        sizes="\n".join(table for of in sets if of.is_described and size for table in _sizes(of, size)),
+        sizes="\n".join(table for of in shown if of.set.is_described and size for table in _sizes(of, size)),
     )
     path = folder / "report.html"
     with atomic_write(path) as scratch:
@@ -127,14 +126,14 @@ def _classes(shown: Sequence[DataSet]) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _sizes(of: DataSet, size: int) -> Iterator[str]:
+def _sizes(of: Shown, size: int) -> Iterator[str]:
     """Tables of the sizes of images, and of objects as the model sees them."""
     ratios = [min(image) / size for image in of.image_sizes]
     names = ("under half of the input", "under the input", "up to twice the input", "larger")
-    yield from _histogram(f"{of.label}: short side of {count(len(ratios), 'images')}", names, (0.5, 1, 2), ratios)
+    yield from _histogram(f"{of.set.label}: short side of {count(len(ratios), 'images')}", names, (0.5, 1, 2), ratios)
     sides = [share * size for share in of.object_shares]
     names = tuple(f"{a} to {b} pixels" for a, b in zip((0, *SIDES), SIDES))
-    title = f"{of.label}: side of {count(len(sides), 'objects')} in the input"
+    title = f"{of.set.label}: side of {count(len(sides), 'objects')} in the input"
     yield from _histogram(title, (*names, f"{SIDES[-1]} and more"), SIDES, sides)
 
 

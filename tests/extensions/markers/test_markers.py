@@ -13,7 +13,7 @@ from mmdet.structures.mask import BitmapMasks
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, init_default_scope
 
-from vitdense.mm.checks.markers import follow
+from vitdense.extensions.markers.options import look
 
 HEIGHT, WIDTH = 120, 160
 
@@ -114,7 +114,7 @@ SOUND = {
 @pytest.mark.long
 @pytest.mark.parametrize("steps", SOUND.values(), ids=SOUND)
 def test_sound_pipelines(steps):
-    assert not list(follow(Drawn(*steps), ""))
+    assert not list(look(Drawn(*steps), ""))
 
 
 @pytest.mark.long
@@ -123,7 +123,7 @@ def test_sound_pipelines(steps):
 )
 def test_sound_mixtures(kind, steps):
     steps = [{"type": step, **({} if step == "CopyPaste" else {"img_scale": (90, 90)})} for step in steps]
-    assert not list(follow(Mixed(Drawn(kind), *steps), ""))
+    assert not list(look(Mixed(Drawn(kind), *steps), ""))
 
 
 def flip(x):
@@ -182,12 +182,12 @@ class LooksUp:
     ],
 )
 def test_a_step_that_moves_the_image_alone_is_named(kind, steps, found):
-    faults = list(follow(Drawn(kind, *steps), "data"))
+    faults = list(look(Drawn(kind, *steps), "data"))
     assert {str(fault).split(" do not")[0] for fault in faults} == {f"data.pipeline.{x}" for x in found}
     assert not any(fault.grave for fault in faults)
     assert all(fault.pictures[0][1].ndim == 3 for fault in faults)
 
 
 def test_a_step_inside_of_a_mixture_is_named():
-    (fault,) = follow(Mixed(Drawn("boxes", flip), {"type": "Mosaic", "img_scale": (90, 90)}), "data")
+    (fault,) = look(Mixed(Drawn("boxes", flip), {"type": "Mosaic", "img_scale": (90, 90)}), "data")
     assert fault.where == "data.dataset.pipeline.0 (function)"

@@ -1,5 +1,6 @@
 """`python -m vitdense check --report`: the page, on data in good order and on data spoiled in many ways at once."""
 
+import argparse
 import json
 import re
 
@@ -8,9 +9,11 @@ import pytest
 from mmengine.config import Config
 from PIL import Image
 
+from vitdense.extensions.report.options import after
+from vitdense.extensions.report.pictures import Shown
 from vitdense.mm import checks
 from vitdense.mm.checks import dry_step, model
-from vitdense.mm.cli.check import report
+from vitdense.mm.cli.check import look
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -25,7 +28,7 @@ RESIZE = {"type": "Resize", "scale": (96, 64), "keep_ratio": True}
 def without_models(monkeypatch):
     """These configs have no model that can be built, and few objects."""
     monkeypatch.setattr(checks, "CHECKS", [one for one in checks.CHECKS if one is not model.build])
-    monkeypatch.setattr(dry_step, "find", lambda cfg, splits: ())
+    monkeypatch.setattr(dry_step, "find", lambda *_: ())
     monkeypatch.setattr(checks.data, "FEW", 1)
 
 
@@ -69,7 +72,9 @@ def data(tmp_path):
 
 
 def page_of(cfg, folder, status):
-    assert report(cfg, True, folder) == status
+    faults, sets = look(cfg, True)
+    assert any(fault.grave for fault in faults) == (status == 2)
+    after(argparse.Namespace(report=folder), cfg=cfg, faults=faults, sets=sets)
     assert [path.name for path in folder.iterdir()] == ["report.html"]
     return (folder / "report.html").read_text()
 
@@ -143,3 +148,22 @@ def test_joined_files_have_their_own_rows_and_pictures(data, tmp_path):
     page = page_of(cfg, tmp_path / "page", 0)
     assert [(kind, pictures) for kind, text, pictures in cards(page) if "val.json" in text] == [("warning", 1)] * 2
     assert all(f"<h3>train {i}</h3>" in page for i in (1, 2))
+
+
+def test_label_maps_with_a_value_of_no_class_are_shown(tmp_path):
+    for folder in ("images", "maps"):
+        (tmp_path / folder).mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "images/0.jpg")
+    Image.fromarray(np.eye(8, dtype=np.uint8) * 9).save(tmp_path / "maps/0.png")
+    dataset = {
+        **{"type": "BaseSegDataset", "data_root": str(tmp_path), "metainfo": {"classes": NAMES}},
+        "data_prefix": {"img_path": "images", "seg_map_path": "maps"},
+        "pipeline": [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations"}],
+    }
+    model = {"type": "EncoderDecoder", "decode_head": {"num_classes": 2}}
+    loop = {"train_cfg": {"max_iters": 1}, "param_scheduler": None, "optim_wrapper": {}}
+    cfg = Config({"default_scope": "mmseg", "model": model, "train_dataloader": {"dataset": dataset}, **loop})
+    faults, (one,) = look(cfg)
+    (fault,) = [fault for fault in faults if "hold 9" in str(fault)]
+    assert len(list(Shown(one).pictures(fault))) == 1
+    assert "<img" in page_of(cfg, tmp_path / "page", 2)

@@ -30,7 +30,7 @@ STRAY = 0.1  # share of the paint elsewhere from which on a box, mask or map doe
 SEEN = 2  # images of which this must be so
 
 
-def follow(dataset: Dataset, where: str) -> Iterator[Fault]:
+def look(dataset: Dataset, where: str) -> Iterator[Fault]:
     """Warnings of the steps that move images without their annotations.
 
     Args:

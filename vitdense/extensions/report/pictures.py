@@ -1,20 +1,24 @@
-"""Pictures of annotations as they are read, and of a batch as the model will see it."""
+"""Pictures of annotations as they are read."""
 
+import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
-from mmengine.config import Config
-from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
 from pycocotools import mask as rle
 
-from vitdense.files import atomic_write
-from vitdense.mm.checks.dry_step import loader_here
-from vitdense.mm.data.coco import NUMBER, has_box, mask_fault, turned
+from vitdense.mm.checks.sets import AnnotatedSet, DataSet, MapSet, PanopticSet
+from vitdense.mm.data.coco import NUMBER, has_box, mask_fault, parse, turned
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.images import by, read_pixels
+from vitdense.mm.data.images import by, evenly_spaced, header_size, in_threads, read_pixels
+from vitdense.mm.data.label_maps import LabelMaps, read_label_map
+from vitdense.mm.data.panoptic import ids_of_colours
+from vitdense.mm.data.samples import Size
+from vitdense.mm.errors import ConfigError
 from vitdense.results import draw
 
 SIDE = 340  # pixels of a picture, the longer one
@@ -25,6 +29,97 @@ GREY = 128  # beyond the edges of an image
 
 Picture = tuple[str, np.ndarray]  # a caption, and pixels [H, W, 3] uint8 RGB
 Box = Sequence[float]  # x, y, width, height in pixels
+
+
+class Shown:
+    """What a page shows of a data set: pictures, and sizes.
+
+    Args:
+        of: The data set, after `describe`.
+    """
+
+    def __init__(self, of: DataSet) -> None:
+        self.set, self.drawn = of, None
+        if of.is_described and isinstance(of, PanopticSet):
+            self.drawn = _of_segments(of)
+        elif of.is_described and isinstance(of, AnnotatedSet):
+            self.drawn = _of_objects(of)
+        elif of.is_described and isinstance(of, MapSet) and of.loader is not None:
+            self.drawn = _of_maps(of)
+
+    def pictures(self, fault: Fault) -> Iterator[Picture]:
+        """Of what has a fault, if it is in this data set."""
+        is_here = fault.where.startswith(self.set.where) and (not fault.of or self.set.file in fault.where)
+        yield from self._draw(self.drawn.of(fault) if is_here and self.drawn else ())
+
+    def examples(self, number: int) -> Iterator[Picture]:
+        """Of images of the data set, evenly spaced."""
+        yield from self._draw(evenly_spaced(list(self.drawn.images), number) if self.drawn else ())
+
+    def _draw(self, these: Iterable) -> Iterator[Picture]:
+        for one in these:
+            with suppress(ConfigError):  # an image that cannot be read, a fault of its own
+                yield self.drawn.draw(one)
+
+    @property
+    def image_sizes(self) -> list[Size]:
+        """Width and height of the images in pixels."""
+        if not isinstance(self.set, MapSet):
+            return list(filter(None, self.set.samples.sizes.values()))
+        sizes = in_threads(partial(header_size, stored=self.set.stored), list(self.set.samples.sizes), "sizes")
+        return list(filter(None, sizes))
+
+    @property
+    def object_shares(self) -> list[float]:
+        """The side of each object, sqrt(width * height), in shares of the shorter side of its image."""
+        if not isinstance(self.set, AnnotatedSet) or isinstance(self.set, PanopticSet):
+            return []
+        content = parse(Path(self.set.file))
+        short = {one["id"]: min(one["width"], one["height"]) for one in content["images"]}
+        boxes = [(one["bbox"], short.get(one["image_id"], 0)) for one in content.get("annotations", ()) if has_box(one)]
+        return [math.sqrt(b[2] * b[3]) / side for b, side in boxes if min(*b[2:], side) > 0]
+
+
+def _of_objects(of: AnnotatedSet) -> "ObjectPictures":
+    content = parse(Path(of.file))
+    images = {os.path.join(of.folder, image["file_name"]): image for image in content["images"]}
+    names = {one["id"]: one["name"] for one in content["categories"]}
+    return ObjectPictures(images, content.get("annotations", ()), names, of.stored)
+
+
+def _of_segments(of: PanopticSet) -> "MapPictures":
+    content, names = parse(Path(of.file)), list(of.samples.counts)
+    paths = {image["id"]: os.path.join(of.folder, image["file_name"]) for image in content["images"]}
+    index = {one["id"]: names.index(one["name"]) for one in content["categories"]}
+    maps, of_png = {}, {}
+    for one in content["annotations"]:
+        if path := paths.get(one["image_id"]):
+            maps[path] = png = str((of.segments / os.path.relpath(path, of.folder)).with_suffix(".png"))
+            of_png[png] = {part["id"]: index.get(part["category_id"], len(names)) for part in one["segments_info"]}
+
+    def read(png: str) -> np.ndarray:
+        values, places = np.unique(ids_of_colours(read_pixels(png)), return_inverse=True)
+        return np.array([of_png[png].get(value, len(names)) for value in values.tolist()])[places]  # [H, W]
+
+    return MapPictures(maps, names, read, of.stored)
+
+
+def _of_maps(of: MapSet) -> "MapPictures":
+    _, listed = of.first.listed
+    paths = {one["img_path"]: one["seg_map_path"] for one in listed if one.get("seg_map_path")}
+    return MapPictures(paths, list(of.maps.names), partial(_labels, of.maps, of.decoder), of.stored)
+
+
+def _labels(maps: LabelMaps, decoder: str, path: str) -> np.ndarray:
+    """The label of each pixel of a map, [H, W]."""
+    try:
+        raw = read_label_map(path, decoder)
+    except Exception as error:  # decoders have no error in common
+        raise ConfigError(f"{path} cannot be read") from error
+    if raw.ndim != 2:
+        raise ConfigError(f"{path} has {raw.ndim} dimensions, expected 2")
+    values, places = np.unique(raw, return_inverse=True)
+    return np.array([maps.label(int(value)) for value in values])[places]
 
 
 class ObjectPictures:
@@ -196,34 +291,3 @@ def _codes(one: Mapping, image: Mapping) -> list[dict]:
     if not isinstance(mask, dict) or mask_fault(mask, image):
         return []
     return [rle.frPyObjects(mask, *mask["size"]) if isinstance(mask["counts"], list) else mask]
-
-
-def draw_batch(cfg: Config, folder: Path) -> list[Path]:
-    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps, padded as the
-    model pads them.
-
-    Args:
-        cfg: From `load_config`.
-        folder: For the pictures ``train_0.png`` and so on.
-
-    Returns:
-        Their paths.
-    """
-    init_default_scope(cfg.get("default_scope", "mmdet"))
-    loader = loader_here(cfg.train_dataloader)
-    visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
-    visualizer.dataset_meta = loader.dataset.metainfo
-    batch = next(iter(loader))
-    images = batch["inputs"]  # of [3, H, W] BGR each
-    if options := cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor"):
-        plain = {key: value for key, value in options.items() if key not in ("mean", "std", "bgr_to_rgb", "rgb_to_bgr")}
-        images, batch["data_samples"] = MODELS.build(plain)(batch, True).values()
-    paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
-    for path, image, sample in zip(paths, images, batch["data_samples"]):
-        instances = sample.get("gt_instances")
-        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer takes no boxes of its own
-            instances.bboxes = instances.bboxes.tensor
-        rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
-        with atomic_write(path) as scratch:
-            visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))
-    return paths

@@ -1,0 +1,5 @@
+"""`vitdense check --report`: a page of what was found, with pictures."""
+
+from vitdense.seams import Extension
+
+EXTENSION = Extension(options={"check": "vitdense.extensions.report.options"})
