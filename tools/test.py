@@ -22,12 +22,6 @@ def main() -> None:
     add_run_arguments(parser)
     add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")
-    parser.add_argument(
-        "--report",
-        type=Path,
-        metavar="FOLDER",
-        help="folder for tables by class, and a segmentor's confusion matrix or a detector's AP by size",
-    )
     parser.add_argument("--tta", action="store_true", help="test-time augmentation as in the config")
     parser.add_argument(
         "--operating-point",
@@ -40,15 +34,13 @@ def main() -> None:
     add_amp(parser)
     add_onednn(parser)
     parser.apart("--tta", "--tiles")
-    parser.apart("--operating-point", "--tta", "--tiles", "--report")
+    parser.apart("--operating-point", "--tta", "--tiles")
     parser.need("--by-class", "--operating-point")
     args = parser.parse_args()
     with exit_on_user_error():
         if args.out:
             check_writable(args.out, "--out")
-        if args.report:
-            check_writable(args.report / "report", "--report")
-        options = (args.tta, args.report, args.operating_point, args.by_class)
+        options = (args.tta, args.operating_point, args.by_class)
         metrics = test(*trained_of(args), Inference.of(args, device=get_device()), *options)
         if not is_main_process():
             return

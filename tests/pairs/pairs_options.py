@@ -196,12 +196,6 @@ def logger(row, value):
     assert logged == {*range(1, row.iterations + 1)} if value == "1" else logged, logged
 
 
-def report(row, value):
-    table = "per_class.csv" if row.recipe.task == "segmentation" else "ap_bbox.csv"
-    made = value == "folder" and "no boxes were evaluated" not in row.seen["test"].said
-    return (row.folder / "report" / table).exists(), made
-
-
 # fmt: off
 OPTIONS = [
     Option("recipe", "train", choice(*KINDS), lambda row, v: (type(row.probe.runner.model).__name__, KINDS[v])),
@@ -289,7 +283,6 @@ OPTIONS = [
         v == "off" and "by oneDNN" in row.seen["test"].said, False)),
     Option("out", "test", {"printed": (), "file": ["--out", "metrics.json"]}, lambda row, v: (
         v == "file" and json.loads((row.folder / "metrics.json").read_text()).keys() != row.metrics.keys(), False)),
-    Option("report", "test", {"none": (), "folder": ["--report", "report"]}, report),
     Option("by", "predict", choice("command", "as dataset", "paths", "pillow", "stream"), lambda row, v: (
         len(row.sizes), len(row.photos))),
     Option("photos", "predict", choice("plain", "odd"), lambda row, v: (
@@ -323,7 +316,6 @@ CONTRADICTIONS = [
     *together("tiles", "upernet", "eomt", tiles_predict="48"),
     *together("tta", "cascade", "rfdetr", "eomt", tta="on"),
     *together("tta", "upernet", "retinanet", tta="on", tiles_test="48"),
-    *together("report", "eomt", report="folder"),
     *together("--as-dataset", "eomt", by="as dataset"),
     *together("--fresh", weights="load_from", finetune="lora"),
     *together("frozen_stages=all", cache="on", finetune="all"),

@@ -5,16 +5,12 @@ then do not depend on the number of worker processes, and a resumed run gets the
 """
 
 import random
-import sys
 from collections.abc import Iterator, Sized
-from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.dataset import DefaultSampler, InfiniteSampler
-from torch.utils.data import Dataset
 
 from vitdense.families import is_whole
 from vitdense.mm.errors import ConfigError
@@ -41,63 +37,16 @@ class SeededIndex(int):
         return SeededIndex, (int(self), self.key)
 
 
-GENERATORS = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-WITHOUT = (str, bytes, int, float, type, ModuleType, np.ndarray, torch.Tensor, torch.nn.Module, Dataset)
+def seed_everything(*keys: int) -> int:
+    """Seed Python, numpy and torch from a tuple of non-negative ints, and return the seed.
 
-LONG = 1000  # items of data, not of transforms
-
-
-def seed_everything(*keys: int) -> None:
-    """Seed Python, numpy and torch from a tuple of non-negative ints; different tuples give independent streams."""
+    Different tuples give independent streams.
+    """
     seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-
-
-def calling_pipelines() -> list[Any]:
-    """The transforms of everything that calls this code: mm shows a step of a pipeline neither its pipeline nor that
-    of a wrapper of data sets around it."""
-    found, frame = [], sys._getframe(1)
-    while frame := frame.f_back:
-        owner = vars_of(frame.f_locals.get("self"))
-        found += [owner[name] for name in ("transforms", "pipeline") if name in owner]
-    return found
-
-
-def vars_of(item: Any) -> dict[str, Any]:
-    """The attributes of an object; none of one that has a fixed set."""
-    return getattr(item, "__dict__", {})
-
-
-def seed_generators(items: Any, key: tuple[int, ...]) -> None:
-    """Seed the generators that objects have of their own, such as those of albumentations, in place.
-
-    Args:
-        items: Objects, in which they are searched, in attributes and containers too; data sets are left out.
-        key: Non-negative ints; each generator gets a stream of its own.
-    """
-    seen: dict[int, Any] = {}
-    number, left = 0, [items]
-    while left:
-        item = left.pop()
-        if isinstance(item, WITHOUT) or item is None or id(item) in seen:
-            continue
-        seen[id(item)] = item
-        if isinstance(item, GENERATORS):
-            seed = int(np.random.SeedSequence((*key, number)).generate_state(1)[0])
-            number += 1
-            if isinstance(item, np.random.Generator):
-                item.bit_generator.state = type(item.bit_generator)(seed).state
-            else:
-                getattr(item, "manual_seed", getattr(item, "seed", None))(seed)
-        elif isinstance(item, (dict, list, tuple)):
-            if len(item) < LONG:
-                left += item.values() if isinstance(item, dict) else item
-        elif isinstance(item, partial):
-            left += [item.func, item.args, item.keywords]
-        else:
-            left += vars_of(item).values()
+    return seed
 
 
 class Seeded:

@@ -1,7 +1,7 @@
 """Transforms of pipelines: the seed of a sample, and images that are read whole or refused."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
@@ -10,26 +10,29 @@ from mmengine.logging import print_log
 
 from vitdense.errors import OptionError
 from vitdense.mm.data.images import by, decode
-from vitdense.mm.data.seeded import SeededIndex, calling_pipelines, seed_everything, seed_generators
+from vitdense.mm.data.seeded import SeededIndex, seed_everything
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
 
 
 @TRANSFORMS.register_module()
 class SeedFromSample(BaseTransform):
-    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index, and the generators that
-    other transforms have of their own.
+    """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index.
 
+    Steps that have generators of their own, as mmdet's and mmseg's `Albu`, are seeded too: `seed_steps` finds them.
     An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
     the run stays reproducible, because the first index of that draw set the seed. With a sampler or wrapper that drops
     the seed, the run is not reproducible.
     """
 
+    steps: Sequence[Any] = ()  # of the same data set, each with `aug` of albumentations
+
     def transform(self, results: dict) -> dict:
         index = results["sample_idx"]
         if isinstance(index, SeededIndex):
-            seed_everything(*index.key)
-            seed_generators(calling_pipelines(), index.key)
+            seed = seed_everything(*index.key)
+            for i, step in enumerate(self.steps):
+                step.aug.set_random_seed((seed + i) % 2**32)
         return results
 
 
@@ -97,6 +100,15 @@ def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     for name, part in (*inside, ("dataset", getattr(dataset, "dataset", None))):
         if part is not None:
             yield from parts(part, f"{path}.{name}")
+
+
+def seed_steps(dataset: Any) -> None:
+    """Tell every `SeedFromSample` of a built data set which steps have generators of their own."""
+    steps = [step for _, step, _, _ in steps_of(dataset)]
+    own = [step for step in steps if hasattr(getattr(step, "aug", None), "set_random_seed")]
+    for step in steps:
+        if isinstance(step, SeedFromSample):
+            step.steps = own
 
 
 def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, int]]:

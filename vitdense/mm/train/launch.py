@@ -21,7 +21,6 @@ from vitdense.mm.config.passes import STARTING, TESTING, TRAINING, built
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
 from vitdense.mm.processes import connect, end_with_parent
-from vitdense.mm.train.breakdown import report_test
 from vitdense.mm.train.hooks import FirstNotFinite
 from vitdense.mm.train.operating_point import set_operating_point
 from vitdense.mm.train.runner import Runner
@@ -135,7 +134,6 @@ def test(  # no test of pytest
     checkpoint: str,
     inference: Inference | None = None,  # noqa: PT028
     tta: bool = False,  # noqa: PT028
-    report: Path | None = None,  # noqa: PT028
     operating_point: str | None = None,  # noqa: PT028
     by_class: bool = False,  # noqa: PT028
 ) -> dict[str, float]:
@@ -146,7 +144,6 @@ def test(  # no test of pytest
         checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
         inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
         tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
-        report: Folder for what the metrics are made of; see `report_test`.
         operating_point: Test on the validation data, and keep the thresholds that meet a wish in the checkpoint; see
             `set_operating_point`.
         by_class: Of the operating point: thresholds of the classes.
@@ -155,7 +152,7 @@ def test(  # no test of pytest
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
 
     Raises:
-        ConfigError: A pass or a check refuses what is asked; or there is no metric for `report`.
+        ConfigError: A pass or a check refuses what is asked.
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: It is not a checkpoint of this model.
     """
@@ -177,7 +174,7 @@ def test(  # no test of pytest
             if operating_point:
                 metrics = set_operating_point(runner, asked.checkpoint, operating_point, by_class)
             else:
-                metrics = runner.test() if report is None else report_test(runner, report)
+                metrics = runner.test()
     metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
     if nothing := [name for name, value in metrics.items() if value == NOTHING or math.isnan(value)]:
         print_log(

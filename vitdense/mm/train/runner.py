@@ -35,6 +35,7 @@ from vitdense.mm.config.files import named_files, own_modules
 from vitdense.mm.console import for_console, result_commands
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
+from vitdense.mm.data.transforms import seed_steps
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import unwrapped
 from vitdense.mm.processes import StopSignal, handling_stops, mean_of_processes, start_worker
@@ -122,6 +123,7 @@ class Runner(mmengine.runner.Runner):
         """As in mmengine. Workers end with this process, even if this is killed."""
         loader = mmengine.runner.Runner.build_dataloader(*args, **kwargs)
         loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
+        seed_steps(loader.dataset)
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
