@@ -60,6 +60,12 @@ def check_writable(path: str | Path, option: str) -> None:
         raise OptionError(f"{path} cannot be written ({error.strerror}); name another one: {option}") from error
 
 
+def state_of(path: str | Path) -> tuple[int, ...]:
+    """What changes with a file, also where another one of its size and time takes its place."""
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
 def sha256_of(path: str | Path) -> str:
     """The SHA-256 digest of a file, 64 hexadecimal digits."""
     digest = hashlib.sha256()

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("mmdet")
 from vitdense.mm.checks import data, sets
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data import coco, detection
+from vitdense.mm.data import coco, detection, kept
 from vitdense.mm.data.coco import examine, overview, read_coco, used
 from vitdense.mm.errors import ConfigError
 
@@ -203,23 +203,34 @@ def test_errors_of_a_file_stop_a_training(at_the_start, monkeypatch):
     assert at_the_start(image_id=7) == []
 
 
-def other_file(kept, path):
+def other_file(file, path):
     path.write_text(json.dumps(content(area=300)))
 
 
-def cut(kept, path):
-    kept.write_bytes(kept.read_bytes()[:-9])
+def other_file_of_the_same_size_and_time(file, path):
+    before, new = path.stat(), path.with_name("new")
+    new.write_bytes(path.read_bytes().replace(b'"area": 200', b'"area": 0.0'))
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.replace(path)
+    assert path.stat().st_size == before.st_size
 
 
-def damaged(kept, path):
-    kept.write_bytes(kept.read_bytes()[:-9] + b"some bytes")
+def cut(file, path):
+    file.write_bytes(file.read_bytes()[:-9])
 
 
-def of_another_user(kept, path):
-    os.chown(kept, os.getuid() + 1, -1) if os.getuid() == 0 else kept.unlink()
+def damaged(file, path):
+    file.write_bytes(file.read_bytes()[:-9] + b"some bytes")
 
 
-@pytest.mark.parametrize("change", [None, other_file, cut, damaged, of_another_user])
+def of_another_user(file, path):
+    os.chown(file, os.getuid() + 1, -1) if os.getuid() == 0 else file.unlink()
+
+
+CHANGES = (None, other_file, other_file_of_the_same_size_and_time, cut, damaged, of_another_user)
+
+
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("options", [{}, {"drop_doubles": True, "filter_cfg": {"filter_empty_gt": True}}])
 def test_rows_of_a_large_file_are_kept_until_it_changes(write, tmp_path, monkeypatch, options, change):
     data = content(bbox=[1, 2, 10, 20], segmentation=[[1, 2, 3, 4, 5, 6]])
@@ -240,11 +251,11 @@ def test_rows_of_a_large_file_are_kept_until_it_changes(write, tmp_path, monkeyp
     assert built(test_mode=True) == built(test_mode=True)
     assert len(parsed) == 2
     if change is not None:
-        kept = list(tmp_path.glob("hub/vitdense/rows*"))
-        assert len(kept) == 2
-        for file in kept:
+        files = list(tmp_path.glob("hub/vitdense/rows*"))
+        assert len(files) == 2
+        for file in files:
             change(file, path)
-        assert (built() == plain) == (change is not other_file)
+        assert (built() == plain) == (change not in CHANGES[1:3])
         assert len(parsed) == 3
 
 
@@ -257,3 +268,24 @@ def test_rows_of_a_data_set_that_extends_ours_are_read_anew(write, monkeypatch):
     found = Other(ann_file=str(write(content())), data_prefix={"img": ""}, metainfo={"classes": ("cat",)})
     assert found._kept_file() is None
     assert found[0]["more"] == 1
+
+
+def test_what_is_kept_is_bounded_and_left_of_no_killed_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(kept, "ROOM", 25)
+    for i, name in enumerate(("rows-a", "rows-b", "rows-c", "maps-a")):
+        (tmp_path / name).write_bytes(bytes(10))
+        os.utime(tmp_path / name, (i, i))
+    (tmp_path / "in").mkdir()
+    old, new = (tmp_path / "in" / f".{letter * 32}.safetensors" for letter in "ef")
+    for path in (old, new):
+        path.touch()
+    os.utime(old, (0, 0))
+    kept.evict(tmp_path, "rows")
+    assert {path.name for path in tmp_path.iterdir()} == {"rows-b", "rows-c", "maps-a", "in"}
+    assert [*(tmp_path / "in").iterdir()] == [new]
+
+
+def test_what_another_version_kept_is_not_read(monkeypatch):
+    before = kept.cache_file("rows", "a")
+    monkeypatch.setattr("vitdense.__version__", "0.0")
+    assert kept.cache_file("rows", "a") != before

@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 
 from vitdense.errors import CONTROL
-from vitdense.files import read_text
+from vitdense.files import read_text, state_of
 from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.data.samples import Samples
 from vitdense.mm.errors import ConfigError, count
@@ -81,13 +81,12 @@ def parse(file: Path) -> Any:
     Raises:
         ConfigError: It is no JSON.
     """
-    stat = file.stat()
-    kept = _parsed if stat.st_size < KEPT else _parsed.__wrapped__
-    return kept(file.absolute(), stat.st_mtime_ns, stat.st_size)
+    state = state_of(file)
+    return (_parsed if state[0] < KEPT else _parsed.__wrapped__)(file.absolute(), state)
 
 
 @lru_cache(2)  # of a training and of its validation
-def _parsed(file: Path, _modified: int, _size: int) -> Any:
+def _parsed(file: Path, _state: tuple) -> Any:
     collects = gc.isenabled()
     gc.disable()  # of millions of new objects none is garbage, and to look takes as long as to parse
     try:
@@ -463,12 +462,11 @@ def overview(ann_file: Path) -> Overview:
     Raises:
         ConfigError: It is not a COCO annotation file.
     """
-    stat = ann_file.stat()
-    return _overview(ann_file.absolute(), stat.st_mtime_ns, stat.st_size)
+    return _overview(ann_file.absolute(), state_of(ann_file))
 
 
 @lru_cache
-def _overview(ann_file: Path, _modified: int, _size: int) -> Overview:
+def _overview(ann_file: Path, _state: tuple) -> Overview:
     try:
         text = read_text(ann_file)
         starts = [match.end() for match in re.finditer(r'"categories"\s*:\s*', text)]

@@ -19,11 +19,11 @@ from mmdet.datasets.transforms import Mosaic as _Mosaic
 from mmdet.structures.mask import BitmapMasks
 from mmengine.logging import print_log
 
-import vitdense
+from vitdense.files import state_of
 from vitdense.mm.data.classes import category_ids
 from vitdense.mm.data.coco import KEPT, ImageId, Source, forget, overview, parse, without_doubles
 from vitdense.mm.data.figures import FIGURE, draw_figures
-from vitdense.mm.data.kept import cache_file, mark, read_tensors, write_tensors
+from vitdense.mm.data.kept import cache_file, evict, read_tensors, write_tensors
 from vitdense.mm.data.keypoint_steps import LoadKeypoints  # noqa: F401  registers it
 from vitdense.mm.data.keypoints import PERSON, kinds_of, metainfo_of
 from vitdense.mm.data.panoptic import ids_of_colours
@@ -93,7 +93,7 @@ class Kept:
     """Mixin for a data set: the rows of a large file are kept on the disk, which later starts and other processes map.
 
     They are of the file as it was, of the same options and versions, and of our own classes, as those of others may
-    read more.
+    read more. The files that were not used for the longest time make room for new ones.
     """
 
     def full_init(self) -> None:
@@ -102,28 +102,27 @@ class Kept:
             return
         if (file := self._kept_file()) is None:
             return super().full_init()
-        of = str(mark(self.ann_file))
+        of = str(state_of(self.ann_file))
         if self._map(file, of):
             return
         super().full_init()
         rows = [torch.from_numpy(self.data_bytes), torch.from_numpy(self.data_address)]
         with suppress(OSError):  # else the next start reads the annotations again
             write_tensors(file, of, rows, cat_ids=json.dumps(self.cat_ids))
+            evict(file.parent, "rows")
             self._map(file, of)
 
     def _kept_file(self) -> Path | None:
-        """Where its rows are kept; None: nowhere."""
         path, is_plain = Path(self.ann_file), not (self.backend_args or self.proposal_file)
         if type(self).__module__ != __name__ or not (is_plain and self.serialize_data and path.is_file()):
             return None
         if path.stat().st_size < KEPT:
             return None
         options = sorted((key, value) for key, value in vars(self).items() if key not in NOT_OF_ROWS)
-        versions = vitdense.__version__, mmdet.__version__
-        return cache_file("rows", *versions, type(self).__name__, path.absolute(), options, suffix=".safetensors")
+        return cache_file("rows", mmdet.__version__, type(self).__name__, path.absolute(), options)
 
     def _map(self, file: Path, of: str) -> bool:
-        """Take rows that are kept. Those of another user are not: mmengine unpickles them."""
+        """Take rows that are kept, but not those of another user: mmengine unpickles them."""
         is_own = file.exists() and (not hasattr(os, "getuid") or file.stat().st_uid == os.getuid())  # Windows has none
         try:
             found = read_tensors(file, of) if is_own else None
@@ -132,6 +131,8 @@ class Kept:
             found = None
         if found is None:
             return False
+        with suppress(OSError):  # when it was used, for `evict`
+            os.utime(file)
         (rows, ends), about = found
         self.data_bytes, self.data_address = rows.numpy(), ends.numpy()  # [bytes] uint8, [images] int64
         self.cat_ids = json.loads(about["cat_ids"])

@@ -1,8 +1,10 @@
-"""What was made of files, kept on the disk: complete or not there, and for what it was made of alone."""
+"""What was made of files, kept on the disk: complete or not there, of one version of the package, bounded."""
 
+import json
 import os
+import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,28 +13,37 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+import vitdense
 from vitdense.files import atomic_write
 from vitdense.mm.errors import ConfigError
 
-VERSION = 2  # of what is kept in torch's cache
+ROOM = 4 * 2**30  # bytes of all files of a kind in torch's cache
+STALE = 24 * 3600  # seconds, after which a scratch file is of a write that was killed
+SCRATCH = "." + "[0-9a-f]" * 32 + "*"  # see `atomic_write`
 
 
-def cache_file(kind: str, *key: object, suffix: str) -> Path:
-    """A file in torch's cache.
-
-    Args:
-        kind: Of what is kept.
-        *key: What it depends on.
-        suffix: Of its format.
-    """
-    digest = sha256(os.fsencode("\0".join(map(str, key)))).hexdigest()
-    return Path(torch.hub.get_dir(), "vitdense", f"{kind}-{VERSION}-{digest}{suffix}")
+def cache_file(kind: str, *key: object) -> Path:
+    """A file of safetensors in torch's cache for what depends on `key` and on the version of the package."""
+    digest = sha256(os.fsencode("\0".join(map(str, (vitdense.__version__, *key))))).hexdigest()
+    return Path(torch.hub.get_dir(), "vitdense", f"{kind}-{digest}.safetensors")
 
 
-def mark(path: str | Path) -> list[int]:
-    """What changes with a file: its size and its time."""
-    stat = os.stat(path)
-    return [stat.st_size, stat.st_mtime_ns]
+def evict(folder: Path, kind: str) -> None:
+    """Remove the files of a kind that were not used for the longest time, until the others are within `ROOM`."""
+    sweep(folder)
+    files = sorted(folder.glob(f"{kind}-*"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    size = 0
+    for i, file in enumerate(files):
+        size += file.stat().st_size
+        if i and size > ROOM:
+            file.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the scratch files of killed writes from a folder and from all folders in it."""
+    for file in folder.glob(f"**/{SCRATCH}"):
+        if time.time() - file.stat().st_mtime > STALE:
+            file.unlink(missing_ok=True)
 
 
 def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) -> None:
@@ -47,8 +58,8 @@ def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) 
     Raises:
         OSError: They cannot be written, as on a full disk; it names the file.
     """
-    named = {str(i): x for i, x in enumerate(tensors)}
-    content = save(named, {"of": of, "crc32": str(_checksum(tensors)), **about})
+    about = {"of": of, **about}
+    content = save({str(i): x for i, x in enumerate(tensors)}, {**about, "crc32": _checksum(tensors, about)})
     with atomic_write(path) as scratch:
         scratch.write_bytes(content)
 
@@ -69,13 +80,14 @@ def read_tensors(path: Path, of: str) -> tuple[list[Tensor], dict[str, str]] | N
         raise ConfigError(f"{path} cannot be read ({error})") from error
     if about.get("of") != of:
         raise ConfigError(f"{path} is a file of {about.get('of', 'another program')}, not of {of}")
-    if about.get("crc32") != str(_checksum(tensors)):
+    if about.pop("crc32", None) != _checksum(tensors, about):
         raise ConfigError(f"{path} is damaged: its checksum is wrong")
     return tensors, about
 
 
-def _checksum(tensors: Iterable[Tensor]) -> int:
-    value = 0
+def _checksum(tensors: Sequence[Tensor], about: dict[str, str]) -> str:
+    value = zlib.crc32(json.dumps(about, sort_keys=True).encode())
     for x in tensors:
-        value = zlib.crc32(x.numpy(), value)
-    return value
+        value = zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode(), value)
+        value = zlib.crc32(x.contiguous().view(-1).view(torch.uint8).numpy(), value)
+    return str(value)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vitdense.mm.data.kept import read_tensors, write_tensors
+from vitdense.mm.data.kept import read_tensors, sweep, write_tensors
 from vitdense.mm.errors import ConfigError
 
 
@@ -86,6 +86,7 @@ class MapStore:
             ConfigError: The disk is too full; `options` take less.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
+        sweep(self.folder)
         there = sum(path.stat().st_size for path in self.folder.glob("*/*.safetensors"))
         free = shutil.disk_usage(self.folder).free
         if size - there > free:
