@@ -7,11 +7,12 @@ from typing import NamedTuple
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import add_run_arguments, make_parser, whole_number
+from vitdense.mm.config.base import Asked
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.settings import LOGGERS
 from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.precision import add_amp
 from vitdense.mm.train.launch import prepare_training, replay, train
+from vitdense.seams import done_instead
 
 
 class Shortcut(NamedTuple):
@@ -19,7 +20,6 @@ class Shortcut(NamedTuple):
     help: str
 
 
-ASKED = ("amp", "resume", "auto_scale_lr", "fresh", "shard", "cache_features", "views", "cache_dtype")
 SHORTCUTS = {
     "epochs": Shortcut(
         ("settings.max_epochs", "train_cfg.max_epochs"),
@@ -39,43 +39,12 @@ SHORTCUTS = {
 
 def main() -> None:
     parser = make_parser(__doc__)
-    add_run_arguments(parser)
+    add_run_arguments(parser, "train")
     for name, what in SHORTCUTS.items():
         parser.add_argument(f"--{name}", type=whole_number, metavar="N", help=what.help)
         parser.sets(f"--{name}", *what.keys)
-    add_amp(parser)
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const="auto",
-        metavar="CHECKPOINT",
-        help="continue from this checkpoint; by default, from the latest of the work folder",
-    )
-    parser.add_argument(
-        "--shard",
-        action="store_true",
-        help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
-    )
-    parser.add_argument(
-        "--cache-features",
-        nargs="?",
-        const="work_dirs/features",
-        metavar="DIR",
-        help="frozen trunks: run once for every image and view, and keep the maps; default work_dirs/features",
-    )
-    parser.add_argument("--views", type=whole_number, metavar="K", help="augmentations of an image, in turn; default 4")
-    parser.add_argument("--cache-dtype", choices=("float16", "float32"), default="float16", help="of the maps on disk")
     parser.add_argument("--replay", metavar="FILE", help="run the step again that a training refused, and say why")
-    parser.add_argument("--overwrite", action="store_true", help="start anew in a work folder that has checkpoints")
     parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
-    parser.add_argument("--auto-scale-lr", action="store_true", help="scale the learning rate to the total batch size")
-    parser.add_argument(
-        "--fresh",
-        nargs="+",
-        default=(),
-        metavar="PATTERN",
-        help="regular expressions of the parameters of load_from that keep their initial values",
-    )
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
     parser.apart("--resume", "--overwrite", "--fresh")
@@ -95,8 +64,10 @@ def main() -> None:
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}
-    options = {name: getattr(args, name) for name in ASKED}
+    options = Asked.keywords("train", args)
     with exit_on_user_error():
+        if (status := done_instead("train", args)) is not None:
+            sys.exit(status)
         if args.print_config:
             with redirect_stdout(sys.stderr):  # stdout has the config alone
                 cfg = config_of(args)
@@ -105,7 +76,7 @@ def main() -> None:
         elif args.replay:
             replay(config_of(args), args.replay)
         else:
-            train(config_of(args), args.overwrite, **options)
+            train(config_of(args), **options)
 
 
 if __name__ == "__main__":

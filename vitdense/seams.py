@@ -4,6 +4,7 @@ A folder says in its ``__init__.py``, as data, what it adds: ``EXTENSION = Exten
 as families are; a module of it is imported when something of it is asked for. Without the folder, all the rest works.
 """
 
+import argparse
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,21 @@ def options_of(command: str) -> list[ModuleType]:
     """
     modules = [extension.options.get(command) for extension in extensions().values()]
     return [import_module(module) for module in modules if module]
+
+
+def call(command: str, function: str, *args: Any, **outcome: Any) -> None:
+    """Call a function of `options_of` in each module that has it."""
+    for module in options_of(command):
+        if hasattr(module, function):
+            getattr(module, function)(*args, **outcome)
+
+
+def done_instead(command: str, args: argparse.Namespace) -> int | None:
+    """The exit status, if an option of an extension takes the whole command over; see `options_of`."""
+    for module in options_of(command):
+        if hasattr(module, "instead") and (status := module.instead(args)) is not None:
+            return status
+    return None
 
 
 def registering() -> Iterator[str]:

@@ -14,6 +14,12 @@ from vitdense.mm.errors import ConfigError
 from vitdense.results.tiles import cut
 
 AMP_DTYPES = ("float16", "bfloat16")
+AMP = {  # the option --amp
+    "nargs": "?",
+    "const": "float16",
+    "choices": AMP_DTYPES,
+    "help": "automatic mixed precision: float16 (default) on a GPU; bfloat16 on a GPU, or a CPU that has it",
+}
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,7 @@ def check_score(score_thr: float) -> None:
 
 def add_amp(parser: argparse.ArgumentParser) -> None:
     """Add the option of automatic mixed precision."""
-    parser.add_argument(
-        "--amp",
-        nargs="?",
-        const="float16",
-        choices=AMP_DTYPES,
-        help="automatic mixed precision: float16 (default) on a GPU; bfloat16 on a GPU, or a CPU that has it",
-    )
+    parser.add_argument("--amp", **AMP)
 
 
 def add_onednn(parser: argparse.ArgumentParser) -> None:

@@ -4,13 +4,16 @@ import copy
 from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import LARGER, RECIPES
 
+from vitdense import seams
 from vitdense.__main__ import main
 from vitdense.mm.config import load, passes
+from vitdense.mm.config.arguments import add_run_arguments, make_parser
 from vitdense.mm.config.base import Asked, Change, describe, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.options import move_data
@@ -127,7 +130,8 @@ def test_every_pass_writes_what_it_declares_and_something(recorded):
     written = {step for command in recorded.values() for step, keys in command.items() if keys}
     silent = {step.name for command in COMMANDS.values() for step in command if step.writes} - written
     # Of these, no shipped config has what they change, or a checkpoint decides.
-    assert silent == {"scope of a base vitdense::...", "classes of the checkpoint", "classes of the checkpoint to test"}
+    of_checkpoints = {"classes of the checkpoint", "classes of the checkpoint to test"}
+    assert silent == {"scope of a base vitdense::...", "extensions", *of_checkpoints}
 
 
 @pytest.mark.long
@@ -239,6 +243,29 @@ def test_none_leaves_a_hook_out(options, hooks):
     cfg = load_config("cascade_swin_nano_shapes", options)
     run_passes(TRAINING, cfg, Asked())
     assert hooks(built(cfg, Asked()))
+
+
+@pytest.mark.parametrize("command", ["train", "test"])
+def test_options_of_an_extension_reach_the_config(monkeypatch, command):
+    def change(cfg, args):
+        cfg.work_dir = args.elsewhere
+
+    extension = SimpleNamespace(
+        add_options=lambda parser: parser.add_argument("--elsewhere"),
+        change=change,
+        instead=lambda args: 3 if args.elsewhere == "all" else None,
+    )
+    monkeypatch.setattr(seams, "options_of", lambda name: [extension, SimpleNamespace()] if name == command else [])
+    parser = make_parser("")
+    add_run_arguments(parser, command)
+    args = parser.parse_args(["cascade_swin_nano_shapes", "--elsewhere", "a"])
+    (step,) = [step for step in COMMANDS[command] if step.name == "extensions"]
+    cfg = load_config(args.config)
+    run_passes([step], cfg, Asked(**Asked.keywords(command, args)))
+    assert cfg.work_dir == "a"
+    run_passes([step], cfg, Asked())  # from Python: nothing is asked
+    assert seams.done_instead(command, args) is None
+    assert seams.done_instead(command, SimpleNamespace(elsewhere="all")) == 3
 
 
 def test_description_has_a_line_for_keys_that_change_alike():

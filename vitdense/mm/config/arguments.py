@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 import torch
 
 from vitdense.files import read_text
-from vitdense.mm.config.base import flat
+from vitdense.mm.config.base import Asked, flat, whole_number
+from vitdense.seams import call
 
 BRACKETS = {"(": ")", "[": "]", "{": "}"}
 WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's
@@ -62,13 +63,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line."""
         self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
-
-
-def whole_number(text: str) -> int:
-    """A whole number above 0 on the command line."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
-    return int(text)
 
 
 class CfgOptions(argparse.Action):
@@ -194,12 +188,14 @@ def make_parser(description: str, prog: str | None = None) -> Parser:
     return parser
 
 
-def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of training and test: the output folder and the launcher."""
+def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """Add the options of ``train`` or ``test``: output folder, launcher, those of `Asked`, and of extensions."""
     parser.add_argument("--work-dir", help="output folder; default work_dirs/<name of the config>")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
     parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS)
+    Asked.add_options(command, parser)
+    call(command, "add_options", parser)
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:

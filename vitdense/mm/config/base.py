@@ -1,8 +1,9 @@
 """A config by dotted keys: what a command asks of it, and a pass that changes it."""
 
+import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -11,10 +12,17 @@ from mmengine.config import Config
 from vitdense.mm.config.classes import BY_NAME
 from vitdense.mm.config.print import code
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.precision import Inference
+from vitdense.mm.precision import AMP, Inference
 
 ABSENT = "absent"
 SHOWN = 60  # characters of a value
+
+
+def whole_number(text: str) -> int:
+    """A whole number above 0 on the command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
+    return int(text)
 
 
 def has_parts(node: Any) -> bool:
@@ -55,42 +63,96 @@ def find(node: Any, key: str) -> Any:
     return node
 
 
+def option(command: str, default: Any = None, **how: Any) -> Any:
+    """A field of `Asked` that is an option of a command; `how`: see `argparse.ArgumentParser.add_argument`."""
+    return field(default=default, metadata={"command": command, "how": how})
+
+
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks of a config.
+    """What a command asks of a config. Fields made by `option` are options of ``train`` and ``test``, by their names.
 
     Attributes:
         options: ``--cfg-options``: dotted keys and values.
         work_dir: Output folder; default: the work folder whose config it is, the config's, or
             ``work_dirs/<name of the config>``.
         launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
-        amp: Data type of automatic mixed precision; None: float32.
         check: Checks a config for splits, before a training or a test.
-        auto_scale_lr: See `vitdense.mm.train.launch.prepare_training`, as of the next ones.
-        shard, fresh, resume, cache_features, views, cache_dtype: Likewise.
         overwrite: Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
         checkpoint: To test or to predict with: a file, an address, or an exported file.
-        tta, operating_point: Of a test, see `vitdense.mm.train.launch.test`.
         inference: How a model predicts that is tested.
+        args: The parsed arguments of a training or test, for options of extensions; None: there are none.
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     work_dir: str | None = None
     launcher: str = "none"
-    amp: str | None = None
     check: Callable[[Config, Sequence[str]], None] = lambda cfg, splits: None
-    auto_scale_lr: bool = False
-    shard: bool = False
-    cache_features: str | None = None
-    views: int | None = None
-    cache_dtype: str = "float16"
-    fresh: Sequence[str] = ()
-    resume: str | None = None
-    overwrite: bool | None = None
     checkpoint: str | None = None
-    tta: bool = False
-    operating_point: str | None = None
     inference: Inference = field(default_factory=Inference)
+    args: argparse.Namespace | None = None
+
+    amp: str | None = option("train", **AMP)
+    resume: str | None = option(
+        "train",
+        nargs="?",
+        const="auto",
+        metavar="CHECKPOINT",
+        help="continue from this checkpoint; by default, from the latest of the work folder",
+    )
+    overwrite: bool | None = option(
+        "train", action="store_true", help="start anew in a work folder that has checkpoints"
+    )
+    fresh: Sequence[str] = option(
+        "train",
+        (),
+        nargs="+",
+        metavar="PATTERN",
+        help="regular expressions of the parameters of load_from that keep their initial values",
+    )
+    auto_scale_lr: bool = option(
+        "train", False, action="store_true", help="scale the learning rate to the total batch size"
+    )
+    shard: bool = option(
+        "train",
+        False,
+        action="store_true",
+        help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
+    )
+    cache_features: str | None = option(
+        "train",
+        nargs="?",
+        const="work_dirs/features",
+        metavar="DIR",
+        help="frozen trunks: run once for every image and view, and keep the maps; default work_dirs/features",
+    )
+    views: int | None = option(
+        "train", type=whole_number, metavar="K", help="augmentations of an image, in turn; default 4"
+    )
+    cache_dtype: str = option("train", "float16", choices=("float16", "float32"), help="of the maps on disk")
+    tta: bool = option("test", False, action="store_true", help="test-time augmentation as in the config")
+    operating_point: str | None = option(
+        "test",
+        metavar="WISH",
+        help="find the scores from which on objects of a detector count, for precision=0.9, recall=0.8 or the best f1 "
+        "on the validation data, and what scores mean; both go into the checkpoint, for predictions and exports",
+    )
+    by_class: bool = option(
+        "test", False, action="store_true", help="an operating point with thresholds of the classes"
+    )
+
+    @classmethod
+    def add_options(cls, command: str, parser: argparse.ArgumentParser) -> None:
+        """Add the options of a command to its parser."""
+        for one in fields(cls):
+            if one.metadata.get("command") == command:
+                parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **one.metadata["how"])
+
+    @classmethod
+    def keywords(cls, command: str, args: argparse.Namespace) -> dict[str, Any]:
+        """What parsed arguments give of the options of a command, as keywords of `Asked`; with ``args`` themselves."""
+        names = [one.name for one in fields(cls) if one.metadata.get("command") == command]
+        return {name: getattr(args, name) for name in names} | {"args": args}
 
     @property
     def exported(self) -> str | None:

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from vitdense.mm.config import model, options, run, settings, start
 from vitdense.mm.config.base import Asked, Change, Pass, run_passes
 from vitdense.mm.config.classes import follow_classes
+from vitdense.seams import call
 
 TIMES = ("train_cfg.*", "param_scheduler.*", "default_hooks.*", "custom_hooks.*", "model.*initial_epoch")
 SIZES = ("*_dataloader.*", "tta_pipeline.*", "model.data_preprocessor.*", "model.backbone.img_size", "model.test_cfg.*")
@@ -22,6 +23,15 @@ READERS, LEARNED = ("*_dataloader.*.type", "tta_pipeline.*"), ("train_dataloader
 FRESH = ("default_hooks.*.fresh", "custom_hooks.*.fresh")
 VALIDATED = ("test_dataloader*", "test_evaluator*")
 TESTED = ("model", "model.*", "test_dataloader.dataset*.pipeline*")
+
+
+def _by_extensions(command: str) -> Pass:
+    def change(cfg: Config, asked: Asked) -> None:
+        if asked.args is not None:
+            call(command, "change", cfg, asked.args)
+
+    return Pass("extensions", ("*",), change)
+
 
 # By every command.
 LOADING = (
@@ -53,6 +63,7 @@ TRAINING = (
     Pass("optim_wrapper.accumulative_counts", ("default_hooks.checkpoint.interval",), run.save_whole_steps),
     Pass("names of checkpoints", (), run.check_saves),
     Pass("--fresh", ("default_hooks", "default_hooks.exact_load*"), start.keep_fresh),
+    _by_extensions("train"),
 )
 # By the start of a training, after `TRAINING`.
 STARTING = (
@@ -68,6 +79,7 @@ TESTING = (
     Pass("folder of a test", ("work_dir",), run.name_test),
     Pass("--amp of a test", ("test_cfg.fp16",), run.test_in),
     Pass("classes of the checkpoint to test", (*LABELS, *METRICS), start.follow_outputs),
+    _by_extensions("test"),
     Pass("checks of a test", (), lambda cfg, asked: asked.check(cfg, ("test",))),
 )
 # By training and test, of a copy: what is built, which is in no saved config.

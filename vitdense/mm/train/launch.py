@@ -4,7 +4,6 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,32 +25,19 @@ from vitdense.mm.train.operating_point import set_operating_point
 from vitdense.mm.train.runner import Runner
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from vitdense.ops import ops_in_use
+from vitdense.seams import call
 
 NOTHING = -1  # COCO's AP of what the truth does not have
 
 
-def prepare_training(
-    cfg: Config,
-    resume: str | None = None,
-    amp: str | None = None,
-    auto_scale_lr: bool = False,
-    fresh: Sequence[str] = (),
-    shard: bool = False,
-    overwrite: bool | None = None,
-    **caching: Any,
-) -> Config:
+def prepare_training(cfg: Config, **options: Any) -> Config:
     """Connect the processes, write the options of a training into its config, which then is what runs, and check it.
 
     Args:
         cfg: From `load_config`.
-        resume: A checkpoint, or ``'auto'`` for the latest one of the work folder, if any.
-        amp: Data type of automatic mixed precision, one of `precision.AMP_DTYPES`; None: float32.
-        auto_scale_lr: Multiply the learning rate by the total batch size over ``auto_scale_lr.base_batch_size``.
-        fresh: See `ExactLoadHook`; replaces the config's, and is not for `resume`.
-        shard: Keep parameters, gradients and optimizer states in parts over the processes; see `train.shard`.
-        overwrite: See `train`; None: for a training that does not write into the work folder.
-        caching: ``cache_features``, a folder for the maps of a frozen trunk; ``views`` of an image, how many
-            augmentations there are, default 4; ``cache_dtype``, float16 or float32. See `train.features`.
+        options: Attributes of `Asked` by name: `resume`, a checkpoint, or ``'auto'`` for the latest one of the work
+            folder, if any; `amp`, one of `precision.AMP_DTYPES`; `auto_scale_lr`; `fresh`, see `ExactLoadHook`; and
+            so on.
 
     Returns:
         The config for the work folder: what starts the training anew, also where this one resumes.
@@ -60,10 +46,12 @@ def prepare_training(
         ConfigError: A pass or a check refuses what is asked; or the processes do not agree.
         CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
+    asked = Asked(check=check, **options)
+    resume = asked.resume
     connect(cfg.launcher, cfg.get("env_cfg", {}))
     if cfg.pop("resume", False) and resume is None:  # mmengine's way to say it
         resume = cfg.get("load_from") or "auto"
-    if overwrite and resume is not None:
+    if asked.overwrite and resume is not None:
         raise ConfigError("--overwrite: got --resume too; one starts anew, the other goes on")
     if resume == "auto":
         folder = WorkFolder(cfg.work_dir)
@@ -72,23 +60,14 @@ def prepare_training(
             raise ConfigError(f"--resume {folder.path}: {folder.lack}; --overwrite starts anew")
         if resume is None:
             print_log(f"no checkpoint to resume from in {cfg.work_dir}: training from scratch", level=logging.WARNING)
-    asked = Asked(
-        amp=amp,
-        check=check,
-        auto_scale_lr=auto_scale_lr,
-        shard=shard,
-        fresh=fresh,
-        resume=None if resume is None else find_checkpoint(resume),
-        overwrite=overwrite,
-        **caching,
-    )
+    asked = replace(asked, resume=None if resume is None else find_checkpoint(resume))
     run_passes(TRAINING, cfg, asked)
     kept = cfg if asked.resume is None else copy.deepcopy(cfg)
     run_passes(STARTING, cfg, asked)
     return kept
 
 
-def train(cfg: Config, overwrite: bool = False, **options: object) -> None:
+def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
     """Train and validate.
 
     Args:
@@ -104,6 +83,7 @@ def train(cfg: Config, overwrite: bool = False, **options: object) -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         end_with_parent()
+    overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
     with WorkFolder(cfg.work_dir).hold():
         runner = _runner(cfg)
@@ -133,9 +113,7 @@ def test(  # no test of pytest
     cfg: Config,
     checkpoint: str,
     inference: Inference | None = None,  # noqa: PT028
-    tta: bool = False,  # noqa: PT028
-    operating_point: str | None = None,  # noqa: PT028
-    by_class: bool = False,  # noqa: PT028
+    **options: Any,
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
 
@@ -143,10 +121,9 @@ def test(  # no test of pytest
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
         inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
-        tta: Test-time augmentation: ``tta_pipeline`` augments every image, ``tta_model`` merges the predictions.
-        operating_point: Test on the validation data, and keep the thresholds that meet a wish in the checkpoint; see
-            `set_operating_point`.
-        by_class: Of the operating point: thresholds of the classes.
+        options: Attributes of `Asked` by name: `tta`, test-time augmentation: ``tta_pipeline`` augments every image,
+            ``tta_model`` merges the predictions; and `operating_point`, to test on the validation data, and keep the
+            thresholds that meet a wish in the checkpoint, see `set_operating_point`.
 
     Returns:
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
@@ -158,21 +135,15 @@ def test(  # no test of pytest
     """
     connect(cfg.launcher, cfg.get("env_cfg", {}))
     inference = Inference(get_device()) if inference is None else replace(inference, device=get_device())
-    asked = Asked(
-        check=check,
-        checkpoint=find_checkpoint(checkpoint),
-        tta=tta,
-        inference=inference,
-        operating_point=operating_point,
-    )
+    asked = Asked(check=check, checkpoint=find_checkpoint(checkpoint), inference=inference, **options)
     run_passes(TESTING, cfg, asked)
     WorkFolder(cfg.work_dir).make()
     with explained(cfg):
         runner = _runner(cfg, asked)
         inference.tune_cpu()
         with inference.computing():
-            if operating_point:
-                metrics = set_operating_point(runner, asked.checkpoint, operating_point, by_class)
+            if asked.operating_point:
+                metrics = set_operating_point(runner, asked.checkpoint, asked.operating_point, asked.by_class)
             else:
                 metrics = runner.test()
     metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
@@ -180,7 +151,10 @@ def test(  # no test of pytest
         print_log(
             f"no value, for the test data have nothing of it to find: {', '.join(nothing)}", "current", logging.WARNING
         )
-    return {name: math.nan if name in nothing else value for name, value in metrics.items()}
+    metrics = {name: math.nan if name in nothing else value for name, value in metrics.items()}
+    if asked.args is not None:
+        call("test", "after", asked.args, metrics=metrics, runner=runner)
+    return metrics
 
 
 def _runner(cfg: Config, asked: Asked = Asked()) -> Runner:  # noqa: B008 -- frozen
