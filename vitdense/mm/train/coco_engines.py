@@ -4,7 +4,7 @@ import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
 KEYPOINT_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # of OKS
-FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # that every evaluation reads
-FIELDS_OF_KIND = {"bbox": (), "segm": ("segmentation",), "keypoints": ("keypoints", "num_keypoints")}
+FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # of annotations, that every evaluation reads
 
 _evaluated_in: int | None = None  # the process that has hotcoco's threads
 
@@ -31,27 +30,22 @@ class Found:
 
     Attributes:
         boxes: [N, 7] float: image, left, upper, width and height in pixels, score, category.
-        masks: N run-length codes; None where boxes or keypoints are evaluated.
-        keypoints: [N, 3 K], x and y in pixels, and a score; None where boxes or masks are evaluated.
+        places: What is evaluated in place of the boxes, N values under the key of COCO's results: run-length codes
+            under ``segmentation``, or [3 K] numbers, x, y and a score of each, under ``keypoints``.
     """
 
     boxes: np.ndarray
-    masks: Sequence[Mapping] | None = None
-    keypoints: np.ndarray | None = None
+    places: Mapping[str, Sequence] = field(default_factory=dict)
 
     def rows(self) -> list[dict]:
         """As COCO's files have them; masks without boxes, by whose area COCO would take them for small."""
-        if self.masks is not None:
-            places = [{"segmentation": mask} for mask in self.masks]
-        elif self.keypoints is not None:
-            places = [{"keypoints": row} for row in self.keypoints.tolist()]
-        else:
-            places = [{"bbox": row[1:5]} for row in self.boxes.tolist()]
-        whole = self.boxes[:, [0, 6]].astype(int).tolist()
-        return [
-            {"image_id": image, "category_id": category, "score": score, **place}
-            for (image, category), score, place in zip(whole, self.boxes[:, 5].tolist(), places)
-        ]
+        columns = {
+            "image_id": self.boxes[:, 0].astype(int).tolist(),
+            "category_id": self.boxes[:, 6].astype(int).tolist(),
+            "score": self.boxes[:, 5].tolist(),
+            **(self.places or {"bbox": self.boxes[:, 1:5].tolist()}),
+        }
+        return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
 @dataclass(frozen=True)
@@ -117,19 +111,21 @@ def evaluate(
     thresholds: float | Sequence[float],
     limits: Sequence[int],
     engine: str | None = None,
-    sigmas: Sequence[float] | None = None,
+    fields: Sequence[str] = (),
+    **params: Any,
 ) -> Evaluation:
     """Evaluate the objects found in images.
 
     Args:
         truth: Numbered for the classes that are evaluated.
-        found: With masks for ``segm``, with keypoints for ``keypoints``.
-        kind: ``bbox``, ``segm`` or ``keypoints``.
+        found: With the places that are evaluated.
+        kind: pycocotools' `iouType`: ``bbox``, ``segm`` or ``keypoints``.
         images: Their numbers.
         thresholds: Of IoU.
         limits: How many objects of an image count, those of the highest scores.
         engine: One of `ENGINES`; by default the first that is installed.
-        sigmas: Of keypoints, in whose OKS thresholds are.
+        fields: More keys of annotations that are read.
+        **params: More of pycocotools' `Params`, such as `kpt_oks_sigmas`.
 
     Raises:
         ConfigError: The engine is unknown, or not installed.
@@ -137,11 +133,10 @@ def evaluate(
     categories = list(range(1, len(truth.classes) + 1))
     limits, thresholds = sorted(limits), np.atleast_1d(thresholds)  # mmdet takes one number too
     with redirect_stdout(io.StringIO()):  # the engines print their steps
-        made = ENGINES[chosen_engine(engine)](truth, found, kind)
-        params = made.params
-        params.catIds, params.imgIds, params.maxDets, params.iouThrs = categories, images, limits, thresholds
-        if sigmas is not None:
-            params.kpt_oks_sigmas = np.array(sigmas)
+        made = ENGINES[chosen_engine(engine)](truth, found, kind, fields)
+        params |= {"catIds": categories, "imgIds": images, "maxDets": limits, "iouThrs": thresholds}
+        for name, value in params.items():
+            setattr(made.params, name, value)
         made.evaluate()
         made.accumulate()
     precision, recall = np.asarray(made.eval["precision"]), np.asarray(made.eval["recall"])
@@ -156,14 +151,14 @@ def chosen_engine(name: str | None) -> str:
     return name or installed[0]
 
 
-def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
+def _hotcoco(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> Any:
     global _evaluated_in
     if _evaluated_in not in (None, os.getpid()):  # a fork, which lacks the threads and would wait for them
-        return _pycocotools(truth, found, kind)
+        return _pycocotools(truth, found, kind, fields)
     import hotcoco
 
     _evaluated_in = os.getpid()
-    content, fields = truth.dataset, (*FIELDS, *FIELDS_OF_KIND[kind])
+    content, fields = truth.dataset, (*FIELDS, *fields)
     known = hotcoco.COCO(
         {
             "images": [{key: image[key] for key in ("id", "width", "height")} for image in content["images"]],
@@ -171,11 +166,11 @@ def _hotcoco(truth: "Truth", found: Found, kind: str) -> Any:
             "categories": content["categories"],
         }
     )
-    return hotcoco.COCOeval(known, known.loadRes(found.boxes if kind == "bbox" else found.rows()), kind)
+    return hotcoco.COCOeval(known, known.loadRes(found.rows() if found.places else found.boxes), kind)
 
 
-def _pycocotools(truth: "Truth", found: Found, kind: str) -> cocoeval.COCOeval:
+def _pycocotools(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> cocoeval.COCOeval:
     return cocoeval.COCOeval(truth.indexed(), truth.detections(found.rows()), kind)
 
 
-ENGINES: Mapping[str, Callable[["Truth", Found, str], Any]] = {"hotcoco": _hotcoco, "pycocotools": _pycocotools}
+ENGINES: Mapping[str, Callable[..., Any]] = {"hotcoco": _hotcoco, "pycocotools": _pycocotools}

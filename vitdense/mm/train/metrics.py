@@ -188,7 +188,7 @@ class _CocoMixin:
             return {f"{kind}_{item}": 0.0 for kind in self.metrics for item in (self.metric_items or BOX_ITEMS)}
         values: dict[str, float] = {}
         for kind in self.metrics:
-            evaluation = self._evaluate(kind, found)
+            evaluation = self._masks(found) if kind == "segm" else self._evaluate("bbox", found)
             for k, name in enumerate(self._coco_api.classes if self.classwise else ()):
                 ap = evaluation.figures([k])["mAP"]
                 values[f"{name}_precision"] = round(ap, 3) if ap > -1 else math.nan
@@ -196,29 +196,30 @@ class _CocoMixin:
             values |= {f"{kind}_{item}": round(figures[item], 3) for item in self.metric_items or BOX_ITEMS}
         return values
 
-    def _evaluate(self, kind: str, found: Sequence[Mapping], **options: Any) -> Evaluation:
-        if kind == "segm" and not all("masks" in one for one in found):
+    def _masks(self, found: Sequence[Mapping]) -> Evaluation:
+        if not all("masks" in one for one in found):
             raise ConfigError(
                 "metric of val_evaluator or test_evaluator: got 'segm' of a model without masks, expected 'bbox'"
             )
-        scores = [one.get("mask_scores", one["scores"]) if kind == "segm" else one["scores"] for one in found]
+        scored = [{**one, "scores": one.get("mask_scores", one["scores"])} for one in found]
+        masks = {"segmentation": [mask for one in found for mask in one["masks"]]}
+        return self._evaluate("segm", scored, masks, fields=["segmentation"])
+
+    def _evaluate(
+        self, kind: str, found: Sequence[Mapping], places: Mapping[str, Sequence] | None = None, **options: Any
+    ) -> Evaluation:
+        """Evaluate boxes, or other places of the same objects; see `Found` and `evaluate`."""
         corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
         columns = [
             np.repeat(self.img_ids, [len(one["bboxes"]) for one in found])[:, None],
             corners[:, :2],
             corners[:, 2:] - corners[:, :2],
-            np.concatenate(scores)[:, None],
+            np.concatenate([one["scores"] for one in found])[:, None],
             np.concatenate([one["labels"] for one in found])[:, None] + 1,  # categories are numbered from 1
         ]
-        masks = [mask for one in found for mask in one["masks"]] if kind == "segm" else None
-        points = np.concatenate([one["keypoints"] for one in found]) if kind == "keypoints" else None  # [N, K, 3]
-        evaluation = evaluate(
-            self._coco_api,
-            Found(np.concatenate(columns, 1), masks, None if points is None else points.reshape(len(points), -1)),
-            kind,
-            images=self.img_ids,
-            **{"thresholds": self.iou_thrs, "limits": self.proposal_nums, "engine": self.engine, **options},
-        )
+        boxes = np.concatenate(columns, 1)  # [N, 7]
+        options = {"thresholds": self.iou_thrs, "limits": self.proposal_nums, "engine": self.engine, **options}
+        evaluation = evaluate(self._coco_api, Found(boxes, places or {}), kind, images=self.img_ids, **options)
         if self.evaluations is not None:
             self.evaluations.append(evaluation)
         return evaluation
@@ -291,7 +292,9 @@ class KeypointMetric(FasterCocoMetric):
             )
         figures = dict.fromkeys(KEYPOINT_ITEMS, 0.0)
         if any(len(one["bboxes"]) for one in found):
-            figures = self._evaluate("keypoints", found, limits=[20], sigmas=sigmas).keypoint_figures()
+            points = [row.ravel().tolist() for one in found for row in one["keypoints"]]  # [3 K] each
+            options = {"limits": [20], "fields": ["keypoints", "num_keypoints"], "kpt_oks_sigmas": np.array(sigmas)}
+            figures = self._evaluate("keypoints", found, {"keypoints": points}, **options).keypoint_figures()
         return values | {f"keypoints_{item}": round(value, 3) for item, value in figures.items()}
 
 
