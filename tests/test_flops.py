@@ -30,7 +30,6 @@ TOTALS = [  # config, millions of parameters, billions of MACs
     ("cascade_mvitv2_l_coco", 265.1, 1470.5),
     ("mask_rcnn_mvitv2_t_coco", 43.68, 277.6),
     ("cascade_deit_s_coco", 79.8, 888.3),
-    ("cascade_nat_t_coco", 85.38, 737),
     ("cascade_convnext_t_coco", 85.93, 741),
     ("atss_swin_t_coco", 35.73, 214.4),
     ("atss_r50_coco", 32.30, 204.5),
@@ -40,10 +39,11 @@ TOTALS = [  # config, millions of parameters, billions of MACs
     ("upernet_swin_s_ade20k", 81.26, 1037.4),
     ("upernet_swin_b_ade20k", 121.28, 1187.4),
     ("upernet_deit_s_ade20k", 51.8, 1097.8),
-    ("upernet_nat_t_ade20k", 57.70, 934),
     ("upernet_convnext_t_ade20k", 60.24, 939),
 ]
 OF_RESEARCH = [
+    ("cascade_nat_t_coco", 85.38, 737),
+    ("upernet_nat_t_ade20k", 57.70, 934),
     ("htcpp_swin_b_coco", 159.54, 1042.7),
     ("htcpp_without_semantic_swin_b_coco", 156.73, 997.5),
     ("htcpp_swin_l_coco", 283.77, 1469.7),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitdense.errors import OptionError
-from vitdense.layers.local import attend_local
 
+_counting = ContextVar("counting", default=False)
 BOX_ROIS, MASK_ROIS = 1000, 100  # per stage, as in published counts of Mask R-CNN
 
 
@@ -32,29 +33,14 @@ class _PublishedAttention(TorchFunctionMode):
     """Counts attention as papers do. The values become wrong.
 
     Queries and keys are as long as values: longer ones carry a position bias, see
-    `vitdense.layers.attention.attend_decomposed`, which papers count as an addition. Local attention has the pairs of
-    its definition, not those of tiles.
+    `vitdense.layers.attention.attend_decomposed`, which papers count as an addition.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is attend_local:
-            return _published_local_attention(*args)
         if func is F.scaled_dot_product_attention:
             q, k, v, *others = args
             args = (q[..., : v.shape[-1]], k[..., : v.shape[-1]], v, *others)
         return func(*args, **(kwargs or {}))
-
-
-def _published_local_attention(
-    q: Tensor, kv: Tensor, kernel: int, border: str, position: Tensor | tuple | None, *_: object
-) -> Tensor:
-    """A tensor ``[B, H, W, heads d]`` by the products of the definition: of every query with ``kernel ** 2`` keys and
-    values, and with embeddings of as many offsets where positions are such."""
-    b, h, w, heads, dim = q.shape
-    length = 2 * dim if isinstance(position, tuple) else dim
-    q, k = q.new_zeros(b, heads, h * w, length), q.new_zeros(b, heads, kernel**2, length)
-    y = F.scaled_dot_product_attention(q, k, k[..., :dim])  # [B, heads, H*W, d]
-    return y.transpose(1, 2).reshape(b, h, w, heads * dim)  # [B, H, W, heads*d]
 
 
 def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Sequence[int]) -> int:
@@ -65,9 +51,18 @@ def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_
 def macs(function: Callable[[], object]) -> tuple[object, int]:
     """Run `function` on the meta device; its result and its MACs (papers call a MAC a FLOP)."""
     formulas = {torch.ops.torchvision.deform_conv2d: _deform_conv_flops}
-    with FlopCounterMode(display=False, custom_mapping=formulas) as counter, _PublishedAttention():
-        result = function()
+    token = _counting.set(True)
+    try:
+        with FlopCounterMode(display=False, custom_mapping=formulas) as counter, _PublishedAttention():
+            result = function()
+    finally:
+        _counting.reset(token)
     return result, counter.get_total_flops() // 2
+
+
+def is_counted(x: Tensor) -> bool:
+    """Whether `macs` counts what is computed of a tensor: a layer then runs the products that papers count."""
+    return x.is_meta and _counting.get()
 
 
 def num_params(module: nn.Module) -> int:

@@ -89,8 +89,6 @@ MODELS = {
         },
         prepare=with_random_norms,
     ),
-    "nat": Row(vitdense.NAT, {**NANO, "mlp_ratio": 3.0}),
-    "nat, LayerScale": Row(vitdense.NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
     # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
     "mvit": Row(vitdense.MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
     "mvit, global, two heads": Row(
@@ -264,7 +262,6 @@ PRECISION = {
     "vit, ViTDet": Precision(
         vitdense.ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None
     ),
-    "nat": Precision(vitdense.NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
     "swin, absolute position": Precision(
         vitdense.Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
     ),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from conftest import needs_research
+from conftest import HAS_RESEARCH, needs_research
 from contract_rows import VIT
 from test_contract import BACKBONES, FAMILIES
 from test_vit_adapter import TRUNKS, adapter
@@ -91,7 +91,9 @@ def test_a_file_is_of_one_family(family):
     assert written == set(schemes)
 
 
-@pytest.mark.parametrize("name", ["nat_mini", "nat_tiny", "nat_small", "swin_tiny", "mvitv1_base_max"])
+@pytest.mark.parametrize(
+    "name", ["swin_tiny", "mvitv1_base_max", *("nat_mini", "nat_tiny", "nat_small") * HAS_RESEARCH]
+)
 def test_published_sizes_are_recognised(name):
     with torch.device("meta"):
         model = vitdense.create(name)
@@ -106,13 +108,14 @@ def test_what_fits_several_families_is_refused_with_their_names():
     assert convert(parts, "vitdense", family="vit").match.family == "vit"
 
 
+@needs_research
 def test_the_schemes_of_a_family_are_read_when_it_is_used(monkeypatch):
     """What is wrong in the ``checkpoint.py`` of one family shows with that family's weights, and not with others'."""
-    monkeypatch.setitem(sys.modules, "vitdense.models.nat.checkpoint", None)  # as if it could not be imported
+    monkeypatch.setitem(sys.modules, "vitdense.research.nat.checkpoint", None)  # as if it could not be imported
     arch = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 1)}
     swin, nat = vitdense.Swin(arch, out_indices=(0, 1)), vitdense.NAT({**arch, "mlp_ratio": 2.0}, out_indices=(0, 1))
     assert load_pretrained(swin, swin.state_dict()).share == 1
-    with pytest.raises(ImportError, match=r"vitdense\.models\.nat\.checkpoint"):
+    with pytest.raises(ImportError, match=r"vitdense\.research\.nat\.checkpoint"):
         load_pretrained(nat, nat.state_dict())
 
 

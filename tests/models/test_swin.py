@@ -6,6 +6,7 @@ from conftest import brute_force_attention, relative_error
 from vitdense import Swin, SwinV2
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import num_params
+from vitdense.layers.layout import window_layout
 from vitdense.models.swin.model import BlockSpec, WindowAttention, plan
 from vitdense.models.swin.sizes import SWIN, SwinArch
 
@@ -52,7 +53,8 @@ def test_window_attention_is_the_definition(size, shift):
     torch.nn.init.normal_(attention.bias.relative_position_bias_table)
     x = torch.randn(1, *size, 4, dtype=torch.float64)
     with torch.no_grad():
-        got = attention(x, attention.layout(x))
+        windows = window_layout(x, (3, 3), shift)
+        got = windows.unpartition(attention(windows.partition(x), windows))
         torch.testing.assert_close(got[0], brute_force_attention(attention, x, size))
 
 

@@ -10,6 +10,7 @@ from vitdense import SwinV2
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import num_params
 from vitdense.layers.attention import unit_length
+from vitdense.layers.layout import window_layout
 from vitdense.models.swin_v2.model import BlockSpecV2, CosineWindowAttention, plan
 from vitdense.models.swin_v2.sizes import SWIN_V2
 
@@ -60,8 +61,9 @@ def make_attention(window=(3, 3), shift=(0, 0), pretrained=None, dim=4, num_head
 
 
 def call(attention, x):
-    """The module on a map, with the arguments that a stage would give it."""
-    return attention(x, attention.layout(x))
+    """The module in the windows of a map."""
+    windows = window_layout(x, attention.spec.window, attention.spec.shift)
+    return windows.unpartition(attention(windows.partition(x), windows))
 
 
 class Call(nn.Module):
@@ -239,7 +241,7 @@ def test_drop_path_drops_what_the_norm_made():
     stage, x = model.stages[3], torch.randn(8, 8, 8, 128)
     block = stage.blocks[1]
     assert block.spec.drop_path == 0.9
-    unchanged = (block(x, *block.arguments(x, {})) == x).flatten(1).all(1)  # [B], where both branches are dropped
+    unchanged = (block(x, block.layout(x)) == x).flatten(1).all(1)  # [B], where both branches are dropped
     assert unchanged.any()
 
 
@@ -248,7 +250,7 @@ def test_a_new_block_is_the_identity():
     model = SwinV2({**NANO, "depths": (2, 3, 2, 2), "extra_norm_every": 3}, window_size=4).eval()
     for stage, block in ((0, model.stages[0].blocks[1]), (1, model.stages[1].blocks[0])):
         x = torch.randn(1, 5, 7, 16 * 2**stage)
-        assert torch.equal(block(x, *block.arguments(x, {})), x)
+        assert torch.equal(block(x, block.layout(x)), x)
     x = torch.randn(1, 5, 7, 32)
     torch.testing.assert_close(model.stages[1](x), F.layer_norm(x, (32,)))  # the extra norm starts as a plain one
     merging = model.stages[0].downsample

@@ -4,6 +4,7 @@ from contract_rows import DEEP, GRID, HALF_STREAM, NANO, RESNET, STAGES, VIT, Pr
 from torch import nn
 
 from vitdense import (
+    NAT,
     SASA,
     CaiT,
     HybridViT,
@@ -30,6 +31,8 @@ def with_drawn_gates(model):
 MIXER = {"embed_dims": 32, "depth": 4}
 RESMLP = {**MIXER, "block": "resmlp", "layer_scale": 0.5}
 RESEARCH = {
+    "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
+    "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
     "swin, positions alone": Row(PositionSwin, NANO, {"window_size": 4}),
     "swin, Performer": Row(PerformerSwin, NANO),
     "swin, sliding": Row(SlidingSwin, NANO),
@@ -87,6 +90,7 @@ RESEARCH = {
     ),
 }
 PRECISION = {
+    "nat": Precision(NAT, {**STAGES, "mlp_ratio": 2.0}, {}, None, (64, 64)),
     "vit, parallel": Precision(ParallelViT, {**DEEP, "layer_scale": 0.5}, {**GRID, "parallel": 2}),
     "mixer": Precision(Mixer, {"embed_dims": 48, "depth": 24}, GRID),
     "mixer, ResMLP": Precision(Mixer, {"embed_dims": 48, "depth": 24, "block": "resmlp", "layer_scale": 0.5}, GRID),

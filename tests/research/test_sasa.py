@@ -8,7 +8,7 @@ from torch import nn
 
 from vitdense import SASA, ResNet
 from vitdense.flops import macs, num_params
-from vitdense.layers import local
+from vitdense.research.nat import local
 from vitdense.research.sasa.model import LocalConv
 from vitdense.research.sasa.sizes import SASAArch
 

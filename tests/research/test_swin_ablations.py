@@ -5,6 +5,7 @@ import torch
 from conftest import brute_force_attention, relative_error
 
 from vitdense import PerformerSwin, PositionSwin, SlidingSwin, Swin
+from vitdense.layers.layout import window_layout
 from vitdense.models.swin.model import BlockSpec, WindowAttention
 from vitdense.research.swin_ablations.model import PositionAttention, SlidingAttention
 
@@ -22,7 +23,8 @@ def test_attention_without_content_is_the_definition(size, shift):
         torch.nn.init.normal_(parameter)
     x = torch.randn(2, *size, 4, dtype=torch.float64)
     with torch.no_grad():
-        got = attention(x, attention.layout(x))
+        windows = window_layout(x, (3, 3), shift)
+        got = windows.unpartition(attention(windows.partition(x), windows))
         for i in range(2):
             torch.testing.assert_close(got[i], brute_force_attention(attention, x[i : i + 1], size))
 
@@ -51,7 +53,8 @@ def test_weights_without_content_do_not_depend_on_the_image():
             torch.nn.init.normal_(parameter)
         torch.nn.init.zeros_(attention.proj.bias)
         a, b = torch.randn(2, 1, 7, 8, 4, dtype=torch.float64)
-        out = {name: attention(x, attention.layout(x)) for name, x in (("a", a), ("b", b), ("sum", a + b))}
+        windows = window_layout(a, (3, 3), (1, 1))
+        out = {name: attention(windows.partition(x), windows) for name, x in (("a", a), ("b", b), ("sum", a + b))}
         linear[type(attention)] = torch.allclose(out["a"] + out["b"], out["sum"])
     assert linear == {PositionAttention: True, WindowAttention: False}
 
@@ -83,12 +86,12 @@ def test_sliding_windows_have_the_weights_of_a_swin():
     plain, sliding = Swin(NANO, shift=False).eval(), SlidingSwin(NANO).eval()
     assert sliding.load_state_dict(plain.state_dict(), strict=True)
     assert not any(any(block.spec.shift) for stage in sliding.stages for block in stage.blocks)
-    attn, other = (model.stages[1].blocks[1].attn for model in (plain, sliding))
-    for attention in (attn, other):
-        torch.nn.init.normal_(attention.bias.relative_position_bias_table, generator=torch.manual_seed(0))
+    blocks = [model.stages[1].blocks[1] for model in (plain, sliding)]
+    for block in blocks:
+        torch.nn.init.normal_(block.attn.bias.relative_position_bias_table, generator=torch.manual_seed(0))
     x = torch.randn(1, 28, 35, 32)
     with torch.no_grad():
-        in_windows, slid = attn(x, attn.layout(x)), other(x)
+        in_windows, slid = (block.mix(x, block.layout(x)) for block in blocks)
     torch.testing.assert_close(slid[:, 3::7, 3::7], in_windows[:, 3::7, 3::7])
     assert relative_error(slid, in_windows) > 0.1
 

@@ -114,7 +114,7 @@ def test_checkpoint_of_another_model_is_an_error():
         verify(done, *comparable(another))
 
 
-@pytest.mark.parametrize("row", [SWIN, NAT], ids=["swin", "nat"])
+@pytest.mark.parametrize("row", [SWIN, pytest.param(NAT, marks=needs_research)], ids=["swin", "nat"])
 def test_project_without_a_package_is_not_run(row):
     done, *ours = converted(row, "official")
     (result,) = verify(done, *ours)

@@ -70,11 +70,11 @@ def test_both_loaders_restore_the_weights(model):
         *(
             pytest.param(*case, marks=needs_research)
             for case in (
+                ("nat_mini", "", (64, 64), "no other project has nat_mini"),
                 ("swin_mixer_tiny_d24", "", (64, 64), "no other project has swin_mixer_tiny_d24"),
                 ("resmlp_small_12", "mmpretrain", (64, 64), "blocks other than Mixer's"),
             )
         ),
-        ("nat_mini", "", (64, 64), "no other project has nat_mini"),
     ],
 )
 def test_baseline_that_does_not_exist_is_an_error(model, peer, shape, named):

@@ -22,7 +22,6 @@ from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.deformable import bilinear
 from vitdense.layers.layout import copied
-from vitdense.layers.local import attend_local
 
 # Pixels. Shorter images have maps of one row or column, for which torch would export another program.
 MIN_SIDE = 33
@@ -80,9 +79,6 @@ class _AnySize(_Gathers):
             bias = kwargs["attn_mask"]
             if type(bias.shape[0]) is int and bias.shape[0] == 1:  # torch 2.14 asks whether there is one image, too
                 kwargs = kwargs | {"attn_mask": bias[0]}
-        elif func is attend_local:  # which this mode would leave as it is inside
-            with self:
-                return attend_local.__wrapped__(*args, **kwargs)
         elif func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is None:
             return _attention(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)

@@ -7,7 +7,6 @@ FAMILIES = {
     "MViT": "mvit",
     "ViT": "vit",
     "ViTAdapter": "vit_adapter",
-    "NAT": "nat",
     "ResNet": "resnet",
     "ConvNeXt": "convnext",
     "Hiera": "hiera",

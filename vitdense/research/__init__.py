@@ -6,6 +6,7 @@ works.
 
 # Class: folder, as in `vitdense.models`.
 FAMILIES = {
+    "NAT": "nat",
     "PositionSwin": "swin_ablations",
     "SlidingSwin": "swin_ablations",
     "PerformerSwin": "swin_ablations",

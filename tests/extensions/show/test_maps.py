@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import HAS_RESEARCH
+from conftest import HAS_RESEARCH, needs_research
 from torch import nn
 
 import vitdense
@@ -30,7 +30,8 @@ MODELS = {
     "resnet, non-local": lambda: vitdense.NonLocalResNet("resnet18", attention=NON_LOCAL),
     "resnet, sasa": lambda: vitdense.SASA("sasa26"),
 }
-OF_RESEARCH = ("swin, sliding", "swin, positions alone", "swin, performer", "cait", "resnet, non-local", "resnet, sasa")
+OF_RESEARCH = ("nat", "swin, sliding", "swin, positions alone", "swin, performer", "cait")
+OF_RESEARCH += ("resnet, non-local", "resnet, sasa")
 MODELS = {name: make for name, make in MODELS.items() if HAS_RESEARCH or name not in OF_RESEARCH}
 
 
@@ -75,6 +76,7 @@ def test_attention_of_a_global_block_reaches_everything():
     assert (found.weights > 0).all()
 
 
+@needs_research
 def test_map_smaller_than_the_kernel():
     """A kernel of 7 on a map of 2 x 4, and a query at the end of the image."""
     model = MODELS["nat"]().eval()
@@ -177,7 +179,7 @@ def test_receptive_field_of_convolutions():
     torch.testing.assert_close(field, want / want.sum())
 
 
-@pytest.mark.parametrize("family", ["swin", "swin_v2", "nat"])
+@pytest.mark.parametrize("family", [name for name in ("swin", "swin_v2", "nat") if name in MODELS])
 def test_bias_of_a_key_is_where_the_key_is(family):
     """Around a query: the bias of the key a row down and a column to the right is there."""
     model = MODELS[family]()

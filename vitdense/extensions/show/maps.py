@@ -1,7 +1,8 @@
 """What a model sees: attention, features as colours, receptive fields and position biases, as arrays.
 
 `vitdense show` draws them. An attention layer says by its attribute `attends_over` that `attention` can look into it:
-``"BHWC"`` or ``"BCHW"``, the layout of the map it takes, or ``"BNC"``: it takes tokens and the size of their map.
+``"BHWC"`` or ``"BCHW"``, the layout of the map it takes, or ``"BNC"``: it takes tokens and the size of their map, or
+windows.
 """
 
 from collections.abc import Callable, Mapping
@@ -223,7 +224,7 @@ def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, direction
 
 def position_biases(model: nn.Module) -> dict[str, Tensor]:
     """What position biases add to the logits of keys around a query, by name of the layer: ``[heads, 2h - 1, 2w - 1]``
-    of every table of Swin, Swin V2 and NAT. The query is in the middle."""
+    of every table of Swin and Swin V2. The query is in the middle."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (TableBias, LogCpbBias))}
     with torch.no_grad():
         tables = {name: layer.of_offsets().detach() for name, layer in layers.items()}  # [heads, (2h-1)(2w-1)]

@@ -18,7 +18,6 @@ from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
 from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
-from vitdense.layers.local import Tiles
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates
 from vitdense.models.swin.sizes import SWIN, SwinArch
@@ -67,7 +66,7 @@ def plan(
 class WindowAttention(nn.Module):
     """Multi-head self-attention inside windows (section 3.2)."""
 
-    attends_over = "BHWC"
+    attends_over = "BNC"
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
         super().__init__()
@@ -76,32 +75,24 @@ class WindowAttention(nn.Module):
         self.bias = TableBias(spec.window, spec.num_heads) if relative_bias else None
         self.proj = nn.Linear(spec.dim, spec.dim)
 
-    def layout(self, x: Tensor) -> Windows:
-        """The windows of a map ``[B, H, W, C]``."""
-        return window_layout(x, self.spec.window, self.spec.shift)
-
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """Attend within the windows of a map ``[B, H, W, C]``, to the same."""
-        # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
-        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
-        return self.project(self.attend(x, windows), windows)  # [B, H, W, C]
+        """Windows ``[B*nW, N, C]`` to the same; `windows` has their masks."""
+        return self.proj(self.attend(x, windows))  # [B*nW, N, C]
 
     def attend(self, x: Tensor, windows: Windows) -> Tensor:
-        """Attention in windows ``[B*nW, N, C]``, to the same."""
+        """Attention without the projection, ``[B*nW, N, C]`` to the same."""
         qkv = self.qkv(x).unflatten(-1, (3, self.spec.num_heads, -1))  # [B*nW, N, 3, heads, d]
         return attend_windows(qkv, self.bias and self.bias(x.dtype), windows)  # [B*nW, N, C]
 
-    def project(self, y: Tensor, windows: Windows) -> Tensor:
-        """The projection of windows ``[B*nW, N, C]``, put back to a map ``[B, H, W, C]``."""
-        # In this order, what the projection keeps for its backward pass is what attention keeps.
-        return windows.unpartition(self.proj(y))  # [B, H, W, C]
-
 
 class SwinBlock(nn.Module):
-    """Windowed attention and MLP, each on a normalised branch (equation 3), which LayerScale may weigh."""
+    """Windowed attention and MLP, each on a normalised branch (equation 3), which LayerScale may weigh.
+
+    A subclass that mixes tokens in another way overrides `mix`, and `layout` where it has no windows.
+    """
 
     norm = LayerNorm
-    mixer = "attn"  # name of the layer that mixes tokens
+    mixer = "attn"  # name of the layer that mixes tokens, in checkpoints
 
     def __init__(self, spec: BlockSpec, attn: nn.Module, mlp_ratio: float, layer_scale: float | None = None) -> None:
         super().__init__()
@@ -113,37 +104,38 @@ class SwinBlock(nn.Module):
         add_layer_scale(self, spec.dim, layer_scale)
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
-    def forward(self, x: Tensor, *args: Windows | Tiles) -> Tensor:
-        """``[B, H, W, C]`` to the same; `args` are the other arguments of the layer that mixes tokens."""
-        x = x + self.drop_path(scaled(getattr(self, self.mixer)(self.norm1(x), *args), self.gamma_1))
+    def layout(self, x: Tensor) -> Windows:
+        """The windows of a map ``[B, H, W, C]``."""
+        return window_layout(x, self.spec.window, self.spec.shift)
+
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        """``[B, H, W, C]`` to the same; `windows` are those of `layout`."""
+        x = x + self.drop_path(scaled(self.mix(self.norm1(x), windows), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 
-    def arguments(self, x: Tensor, layouts: dict[tuple, Windows | Tiles]) -> tuple[Windows | Tiles, ...]:
-        """What the layer that mixes tokens takes after a map ``[B, H, W, C]``: its layout, if it has any.
-
-        Blocks of a stage share `layouts`.
-        """
-        mixer, key = getattr(self, self.mixer), (self.spec.window, self.spec.shift)
-        if not hasattr(mixer, "layout"):
-            return ()
-        if key not in layouts:
-            layouts[key] = mixer.layout(x)
-        return (layouts[key],)
+    def mix(self, x: Tensor, windows: Windows) -> Tensor:
+        """Attention within the windows of a normalised map ``[B, H, W, C]``, to the same."""
+        # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
+        x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
+        return windows.unpartition(self.attn(x, windows))  # [B, H, W, C]
 
 
 class SwinStage(Stage):
-    """A stage whose blocks share the layouts of its map: windows, masks."""
+    """A stage whose blocks share the windows of its map, and their masks."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``[B, H, W, C]`` after the blocks, before merging."""
-        layouts: dict[tuple, Windows | Tiles] = {}
+        layouts: dict[tuple, Any] = {}
         for block in self.blocks:
-            x = self.run(block, x, *block.arguments(x, layouts))
+            kind = block.spec.window, block.spec.shift
+            if kind not in layouts:
+                layouts[kind] = block.layout(x)
+            x = self.run(block, x, layouts[kind])
         return x
 
 
 class SwinTrunk(Backbone):
-    """What Swin, Swin V2, NAT and Swin-Mixer share: patch embedding, stages of blocks and patch merging, output norms.
+    """What Swin, Swin V2 and their variants share: patch embedding, stages of blocks and patch merging, output norms.
 
     A subclass sets `arch`, then calls `build`.
     """
@@ -205,6 +197,7 @@ class Swin(SwinTrunk):
     """
 
     family = "swin"
+    block: type[SwinBlock] = SwinBlock
     attention: type[nn.Module] = WindowAttention  # of a block, from its spec, `qkv_bias` and `relative_bias`
 
     def __init__(
@@ -229,7 +222,7 @@ class Swin(SwinTrunk):
         self.build(
             plan(self.arch, as_pair(window_size, "window_size"), drop_path_rate, shift, grid),
             stem=partial(PatchEmbed, patch_size=patch_size),
-            block=lambda spec: SwinBlock(spec, self.attention(spec, qkv_bias, relative_bias), mlp_ratio),
+            block=lambda spec: self.block(spec, self.attention(spec, qkv_bias, relative_bias), mlp_ratio),
             merging=PatchMerging,
             patch_size=patch_size,
             position_grid=pretraining_grid(absolute_position, pretrain_img_size, patch_size),

@@ -123,9 +123,9 @@ class PostNormBlock(SwinBlock):
             nn.init.zeros_(parameter)
         self.norm3 = ResidualLayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
-    def forward(self, x: Tensor, *args: Windows) -> Tensor:
-        """``[B, H, W, C]`` to the same; `args` are the other arguments of the attention."""
-        x = x + self.drop_path(self.norm1(self.attn(x, *args)))
+    def forward(self, x: Tensor, windows: Windows) -> Tensor:
+        """``[B, H, W, C]`` to the same; `windows` are those of `layout`."""
+        x = x + self.drop_path(self.norm1(self.mix(x, windows)))
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
 
 

@@ -13,8 +13,9 @@ from vitdense.errors import OptionError
 from vitdense.layers.attention import masked_bias
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import Windows, copied
-from vitdense.layers.local import LocalAttention, Tiles
-from vitdense.models.swin.model import BlockSpec, Swin, WindowAttention
+from vitdense.models.swin.model import BlockSpec, Swin, SwinBlock, WindowAttention
+from vitdense.research.nat.local import LocalAttention, Tiles
+from vitdense.research.nat.model import LocalBlock
 from vitdense.research.swin_ablations.performer import PerformerAttention
 
 
@@ -76,6 +77,16 @@ class KernelAttention(PerformerAttention):
         super().__init__(spec.dim, spec.num_heads, qkv_bias)
 
 
+class KernelBlock(SwinBlock):
+    """A Swin block with Performer attention, which has no layout."""
+
+    def layout(self, x: Tensor) -> None:
+        """None."""
+
+    def mix(self, x: Tensor, windows: None) -> Tensor:
+        return self.attn(x)
+
+
 class PositionSwin(Swin):
     """A Swin that attends by relative position alone, without queries and keys (Table 4, "rel. pos. w/o app.").
 
@@ -91,7 +102,7 @@ class SlidingSwin(Swin):
     Arguments: see `Swin`, without `shift`: its windows do not shift.
     """
 
-    attention = SlidingAttention
+    block, attention = LocalBlock, SlidingAttention
 
     def __init__(self, arch: str | Mapping = "tiny", **options: Any) -> None:
         super().__init__(arch, **options, shift=False)
@@ -103,7 +114,7 @@ class PerformerSwin(Swin):
     Arguments: see `Swin`, without `relative_bias`, which it cannot have.
     """
 
-    attention = KernelAttention
+    block, attention = KernelBlock, KernelAttention
 
     def __init__(self, arch: str | Mapping = "tiny", **options: Any) -> None:
         super().__init__(arch, **options, relative_bias=False)

@@ -60,6 +60,12 @@ class SwinMixerBlock(SwinBlock):
 
     mixer = "spatial_mlp"
 
+    def layout(self, x: Tensor) -> None:
+        """None: windows of a shifted grid are made in the layer."""
+
+    def mix(self, x: Tensor, windows: None) -> Tensor:
+        return self.spatial_mlp(x)
+
 
 class SwinMixer(SwinTrunk):
     """Swin-Mixer: four maps of strides 4, 8, 16 and 32 from an image of any size.

@@ -1,9 +1,14 @@
 """Cascade Mask R-CNN, NAT-T, 3x: published 51.4 box AP, 44.5 mask AP on COCO val (85 M, 737 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_nat_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 tools/train.py configs/research/cascade_nat_t_coco.py --launcher pytorch
 """
 
-_base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]
+_base_ = [
+    "../_base_/cascade_mask_rcnn.py",
+    "../_base_/coco_instance.py",
+    "../_base_/schedule_3x.py",
+    "../_base_/det_runtime.py",
+]
 
 model = dict(
     backbone=dict(

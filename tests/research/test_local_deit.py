@@ -6,8 +6,8 @@ from test_real_weights import deit_tiny, photos, top_1  # noqa: F401
 from torch.nn import functional as F
 
 from vitdense.layers.attention import attend
-from vitdense.layers.local import attend_local
 from vitdense.models.vit import model as vit
+from vitdense.research.nat.local import attend_local
 
 GRID = 14  # patches along a side at 224 pixels
 # Top-1 in percent of 250 photos: the table of docs/local-attention.md.

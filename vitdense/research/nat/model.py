@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vitdense.families import find_arch
 from vitdense.layers.blocks import ResidualLayerNorm
-from vitdense.layers.local import LocalAttention, Tiles, num_offsets
-from vitdense.models.nat.sizes import NAT as SIZES
 from vitdense.models.swin.model import BlockSpec, SwinBlock, SwinTrunk, plan
+from vitdense.research.nat.local import LocalAttention, Tiles, num_offsets
+from vitdense.research.nat.sizes import NAT as SIZES
 
 
 class NeighborhoodAttention(LocalAttention):
@@ -28,6 +28,18 @@ class NeighborhoodAttention(LocalAttention):
     def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
         """``[B, H, W, C]`` to the same; for `tiles` see `LocalAttention`."""
         return self.proj(super().forward(x, tiles))
+
+
+class LocalBlock(SwinBlock):
+    """A Swin block whose attention is local: of a map, by its tiles."""
+
+    def layout(self, x: Tensor) -> Tiles:
+        """What the attention of blocks of the same window shares for a map ``[B, H, W, C]``."""
+        return self.attn.layout(x)
+
+    def mix(self, x: Tensor, tiles: Tiles) -> Tensor:
+        """``[B, H, W, C]`` to the same."""
+        return self.attn(x, tiles)  # [B, H, W, C]
 
 
 class ConvPatchEmbed(nn.Module):
@@ -82,6 +94,6 @@ class NAT(SwinTrunk):
         self.build(
             plan(row, (kernel_size, kernel_size), drop_path_rate, shift=False),
             stem=ConvPatchEmbed,
-            block=lambda spec: SwinBlock(spec, NeighborhoodAttention(spec), row.mlp_ratio, row.layer_scale),
+            block=lambda spec: LocalBlock(spec, NeighborhoodAttention(spec), row.mlp_ratio, row.layer_scale),
             merging=ConvMerging,
         )

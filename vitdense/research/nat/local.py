@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.overrides import wrap_torch_function
 
 from vitdense.errors import OptionError, check_choice
+from vitdense.flops import is_counted
 from vitdense.layers.attention import attend
 from vitdense.layers.bias import TableBias
 from vitdense.layers.layout import align, cached_by_size, copied, longer, zero
@@ -26,8 +26,6 @@ POSITIONS = ("table", "query", None)
 TILES = (7, 8)  # sides of a tile of queries; while a model is compiled, the first
 
 
-# `vitdense.flops` counts the pairs of the definition, not of tiles.
-@wrap_torch_function(lambda q, kv, *_, **__: (q, kv))
 def attend_local(
     q: Tensor,
     kv: Tensor,
@@ -62,6 +60,8 @@ def attend_local(
         position = zero(q).expand(heads, least, least)  # [heads, T, T]
     if (length := position[0].shape[1]) < least or length % 2 == 0:
         raise OptionError(f"position: got {length} offsets, expected at least {least}, an odd number")
+    if is_counted(q):
+        return _published(q, kernel, isinstance(position, tuple))
     scale = dim**-0.5 if scale is None else scale
     tiles = tiles or tile_layout(q, (h, w), tuple(kv.shape[1:3]), kernel, border, length, isinstance(position, Tensor))
     if border == "zero":
@@ -82,6 +82,16 @@ def attend_local(
     outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(tiles.groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
     return tiles.join(y, batch, heads)  # [B, H, W, heads*d]
+
+
+def _published(q: Tensor, kernel: int, has_embeddings: bool) -> Tensor:
+    """A tensor ``[B, H, W, heads d]`` by the products that papers count, not those of tiles: of every query with
+    ``kernel ** 2`` keys and values, and with as many embeddings where positions are such."""
+    b, h, w, heads, dim = q.shape
+    length = 2 * dim if has_embeddings else dim
+    q, k = q.new_empty(b, heads, h * w, length), q.new_empty(b, heads, kernel**2, length)
+    y = q @ k.mT @ k[..., :dim]  # [B, heads, H*W, d]
+    return y.transpose(1, 2).reshape(b, h, w, heads * dim)  # [B, H, W, heads*d]
 
 
 def _per_head(x: Tensor, tables: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from cost import CostCounter
 from timing import alternate, median_ratio, peak_memory
 from vitdense.flops import macs
-from vitdense.layers import layout, local
-from vitdense.layers.local import BORDERS, POSITIONS, LocalAttention, num_offsets
+from vitdense.layers import layout
+from vitdense.research.nat import local
+from vitdense.research.nat.local import BORDERS, POSITIONS, LocalAttention, num_offsets
 
 HEADS, DIM, SCALE = 2, 4, 0.7
 every_border = pytest.mark.parametrize("border", BORDERS)

@@ -12,7 +12,7 @@ from vitdense import NAT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import macs, num_params
-from vitdense.models.nat.sizes import NAT as SIZES
+from vitdense.research.nat.sizes import NAT as SIZES
 
 ARCH = {"embed_dims": 16, "depths": (1, 2, 2, 1), "num_heads": (1, 2, 4, 8), "mlp_ratio": 3.0}
 SCALED = {**ARCH, "mlp_ratio": 2.0, "layer_scale": 1e-5}
