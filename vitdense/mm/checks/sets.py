@@ -306,14 +306,13 @@ class VocSet(DataSet):
 
     def read(self) -> Samples:
         with DATASETS.switch_scope_and_registry("mmdet") as registry:
-            built = registry.build({**self.dataset, "pipeline": [], "lazy_init": True})
-        folder = Path(built.sub_data_root)
-        return read_voc(Path(built.ann_file), folder / built.ann_subdir, folder / built.img_subdir)
+            return read_voc(registry.build({**self.dataset, "pipeline": [], "lazy_init": True}))
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         yield from super().faults(first, trained)
         found, own = self.samples.counts, self.classes
-        if others := [f"{name} ({number})" for name, number in found.items() if name not in own]:
+        others = [(name, number) for name, number in found.items() if name not in own]
+        if others := [f"{name if name == name.strip() else repr(name)} ({number})" for name, number in others]:
             what = f"objects of names that are no class are left out: {join_some(others)}; got {join_some(own)}"
             grave = len(self.absent) == len(own) or (bool(self.absent) and self.training)
             yield Fault(what, self.where, fix=SAME_NAMES, grave=grave)

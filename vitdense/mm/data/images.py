@@ -81,11 +81,11 @@ def header(file: str | Path | bytes) -> Iterator[Image.Image]:
     with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb") as stream:
         start, found = stream.read(16), None
         for factory, accept in (Image.OPEN[name] for name in Image.ID):
-            is_one = accept(start) if accept else True
-            if not is_one or isinstance(is_one, str):  # a text says what is missing to read it
-                continue
-            stream.seek(0)
             try:
+                is_one = accept(start) if accept else True
+                if not is_one or isinstance(is_one, str):  # a text says what is missing to read it
+                    continue
+                stream.seek(0)
                 found = factory(stream, "")
                 break
             except (SyntaxError, IndexError, TypeError, struct.error):  # as in `Image.open`

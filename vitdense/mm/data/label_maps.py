@@ -45,9 +45,9 @@ class LabelMaps:
 
     def label(self, raw: int) -> int:
         """The label that mmseg makes of a raw value."""
-        label = raw
+        label = raw if raw >= 0 else raw & 255  # mmseg keeps 8 bits
         if self.reduced:  # same order as in mmseg: first this, then label_map
-            label = UNLABELLED if raw in (0, UNLABELLED) else raw - 1
+            label = UNLABELLED if label in (0, UNLABELLED) else label - 1
         return self.label_map.get(label, label)
 
 

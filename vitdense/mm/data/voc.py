@@ -1,47 +1,47 @@
-"""Pascal VOC's XML files, as mmdet's XMLDataset reads them: what they hold, and what is wrong with them."""
+"""Pascal VOC's XML files: what mmdet's XMLDataset reads of them, and what is wrong with them."""
 
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from vitdense.files import read_text
+from mmengine.dataset import BaseDataset
+from mmengine.fileio import list_from_file
+
 from vitdense.mm.data.faults import Faults
 from vitdense.mm.data.samples import Samples
 from vitdense.mm.errors import count
 
-SIDES = ("xmin", "ymin", "xmax", "ymax")
 
-
-def read_voc(list_file: Path, annotations: Path, images: Path) -> Samples:
-    """Read XML files.
+def read_voc(built: BaseDataset) -> Samples:
+    """Read the XML files of a data set, each by the data set itself.
 
     Args:
-        list_file: A name per line.
-        annotations: Folder of the XML files, NAME.xml.
-        images: Folder of the images, NAME.jpg.
+        built: An `XMLDataset`, with ``lazy_init``.
 
-    Raises:
-        OptionError: The list is not UTF-8.
+    Returns:
+        Counts are of the objects that training learns; objects of other names than its classes are under their names.
     """
-    sizes, counts, faults = {}, Counter(), Faults()
-    for name in read_text(list_file).split():
-        path = annotations / f"{name}.xml"
+    classes, counts, sizes, faults, difficult = built.metainfo["classes"], Counter(), {}, Faults(), 0
+    built.cat2label = {name: label for label, name in enumerate(classes)}
+    for name in list_from_file(built.ann_file):
+        path = Path(built.sub_data_root, built.ann_subdir, f"{name}.xml")
+        about = {"img_id": name, "file_name": f"{built.img_subdir}/{name}.jpg", "xml_path": str(path)}
         try:
-            root = ElementTree.parse(path).getroot()
-        except (OSError, ElementTree.ParseError) as error:
-            faults.add(f"XML files cannot be read ({type(error).__name__}):", path)
+            info = built.parse_data_info(about)
+            names = [one.findtext("name") for one in ElementTree.parse(path).getroot().findall("object")]
+        except Exception as error:  # whatever mmdet's reader meets in the file
+            faults.add(f"XML files cannot be read by {type(built).__name__} ({type(error).__name__}: {error}):", path)
             continue
-        size = [root.findtext(f"size/{side}") for side in ("width", "height")]
-        has_size = all(text and text.strip().isdigit() for text in size)
-        sizes[str(images / f"{name}.jpg")] = (int(size[0]), int(size[1])) if has_size else None
-        for one in root.iter("object"):
-            counts[one.findtext("name", "").strip()] += 1
-            try:
-                x, y, right, bottom = (float(one.findtext(f"bndbox/{side}", "")) for side in SIDES)
-            except ValueError:
-                faults.add(f"objects have no bndbox of numbers {', '.join(SIDES)}:", path)
+        sizes[info["img_path"]] = info["width"], info["height"]
+        counts.update(name for name in names if name not in built.cat2label)
+        for one in info["instances"]:
+            left, upper, right, lower = one["bbox"]
+            if one["ignore_flag"]:
+                difficult += 1
                 continue
-            if right <= x or bottom <= y:
+            counts[classes[one["bbox_label"]]] += 1
+            if right <= left or lower <= upper:
                 faults.add("objects have a box without area (bndbox has corners):", path, grave=False)
     rows = [f"{count(len(sizes), 'images')}, {count(counts.total(), 'objects')}"]
+    rows += [f"difficult objects, which training leaves out: {difficult}"] if difficult else []
     return Samples(sizes, counts, list(faults), rows)
