@@ -212,3 +212,24 @@ def test_joined_files_are_scored_as_one(kind, tmp_path):
         _, evaluation = evaluated(metric_of(kind, None), found, ids)
         np.testing.assert_array_equal(evaluation.precision, precision)
         np.testing.assert_array_equal(evaluation.recall, recall)
+
+
+@pytest.mark.parametrize("kind", ["bbox", "segm"])
+def test_files_of_results_have_the_values_of_the_metric(kind, tmp_path):
+    for i in range(FILES // 2):
+        rng = np.random.default_rng([6, i])
+        content = odd_file(rng)
+        found = detections(rng, content)
+        _, _, stats = of_pycocotools(content, found, kind, tmp_path)
+        metric = metric_of(kind, str(tmp_path / "truth.json"))
+        metric.outfile_prefix = str(tmp_path / "found")
+        evaluated(metric, found)
+        rows = json.loads((tmp_path / f"found.{kind}.json").read_text())
+        for row in rows if kind == "segm" else ():
+            del row["bbox"]  # as mmdet does: COCO takes the area of the box for that of the mask
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = COCO(str(tmp_path / "truth.json"))
+            evaluation = COCOeval(truth, truth.loadRes(rows), kind)
+            evaluation.params.iouThrs, evaluation.params.maxDets = THRESHOLDS, [100, 300, 1000]
+            evaluation.evaluate(), evaluation.accumulate(), evaluation.summarize()
+        np.testing.assert_array_equal(evaluation.stats, stats)
