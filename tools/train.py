@@ -48,18 +48,13 @@ def main() -> None:
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
     parser.apart("--resume", "--overwrite", "--fresh")
-    parser.apart("--cache-features", "--shard")
-    parser.need("--views", "--cache-features")
-    parser.need("--cache-dtype", "--cache-features")
     # The config that a training saved has what these said.
     parser.apart(
-        *("--replay", "--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard", "--cache-features"),
+        *("--replay", "--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard"),
         "--print-config",
     )
     parser.sets("--resume", "resume", "load_from")
     parser.sets("--log-to", "settings.log_to")
-    parser.sets("--cache-features", "default_hooks.features")
-    parser.sets("--views", "train_dataloader.sampler.views")
     args = parser.parse_args()
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to

@@ -40,7 +40,6 @@ OPTIONS = {
 
 OF_TRAININGS = (
     ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"]}, OPTIONS),
-    ({"cache_features": "maps", "views": 2}, {}),
     ({"amp": "float16", "resume": "a.pth"}, {}),
 )
 OF_TESTS = (
@@ -86,8 +85,6 @@ def recorded():
             content.optim_wrapper.pop("type", None)  # of our own, which --amp does not replace
             settings = of_settings(content)
             for asked, options in OF_TRAININGS:
-                if asked.get("cache_features") and "Repeated" in content.train_dataloader.sampler.type:
-                    continue  # a sampler without views
                 record("train", content, Asked(**asked), {**options, **settings})
             if not content.get("test_dataloader"):
                 continue

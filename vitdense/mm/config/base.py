@@ -119,17 +119,6 @@ class Asked:
         action="store_true",
         help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
     )
-    cache_features: str | None = option(
-        "train",
-        nargs="?",
-        const="work_dirs/features",
-        metavar="DIR",
-        help="frozen trunks: run once for every image and view, and keep the maps; default work_dirs/features",
-    )
-    views: int | None = option(
-        "train", type=whole_number, metavar="K", help="augmentations of an image, in turn; default 4"
-    )
-    cache_dtype: str = option("train", "float16", choices=("float16", "float32"), help="of the maps on disk")
     tta: bool = option("test", False, action="store_true", help="test-time augmentation as in the config")
     operating_point: str | None = option(
         "test",

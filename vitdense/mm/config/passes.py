@@ -54,11 +54,6 @@ TRAINING = (
     Pass("--amp", ("optim_wrapper.type", "optim_wrapper.dtype", "optim_wrapper.loss_scale"), run.train_in),
     Pass("--auto-scale-lr", ("auto_scale_lr.enable",), run.scale_rate),
     Pass("--shard", ("shard",), run.shard),
-    Pass(
-        "--cache-features",
-        ("train_dataloader.sampler.views", "default_hooks.features", "default_hooks.features.*"),
-        run.cache_features,
-    ),
     Pass("log of a short run", ("*.logger.ignore_last", "*.logger.interval"), run.log_short_runs),
     Pass("optim_wrapper.accumulative_counts", ("default_hooks.checkpoint.interval",), run.save_whole_steps),
     Pass("names of checkpoints", (), run.check_saves),

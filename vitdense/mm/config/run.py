@@ -9,7 +9,7 @@ from typing import Any
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
 from mmengine.logging import print_log
-from mmengine.registry import DATA_SAMPLERS, TRANSFORMS
+from mmengine.registry import TRANSFORMS
 
 from vitdense.families import arguments
 from vitdense.mm.config.base import Asked
@@ -23,7 +23,6 @@ AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrappe
 OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
 # What mm leaves open in results, and a log of the first iterations.
 HOOKS = ("vitdense.GuardModelHook", "vitdense.FirstIterationsHook")
-VIEWS = 4  # of an image whose maps are kept: one costs 2.2 mIoU of a linear head on CamVid, where four cost none
 OWN_READERS = {"mmcv.LoadImageFromFile": "vitdense.LoadImage", "mmseg.LoadAnnotations": "vitdense.LoadAnnotations"}
 # Of a data loader, what only worker processes need; torch refuses most of it without any.
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
@@ -127,29 +126,6 @@ def shard(cfg: Config, asked: Asked) -> None:
                 "--shard: got one process, expected several: torchrun --nproc-per-node N -m vitdense train ..."
             )
         cfg.shard = True
-
-
-def cache_features(cfg: Config, asked: Asked) -> None:
-    """The augmentations of a training come back, view by view, and so may the maps of a frozen trunk; see
-    `vitdense.mm.train.features`.
-
-    Raises:
-        ConfigError: The data have no seed for every draw; or the model is compiled.
-    """
-    if asked.cache_features is None:
-        return
-    sampler = cfg.train_dataloader.get("sampler") or {}
-    kind = find_class(DATA_SAMPLERS, sampler.get("type"), cfg)
-    if "views" not in ((kind and arguments(kind)) or ()):
-        raise ConfigError(
-            f"--cache-features: train_dataloader.sampler has the type {sampler.get('type')}, expected "
-            f"vitdense.SeededEpochSampler or vitdense.SeededInfiniteSampler, whose augmentations come back"
-        )
-    if cfg.get("compile"):
-        raise ConfigError("--cache-features: got compile too, which takes no files into its graph; leave it out")
-    sampler.views = asked.views or sampler.get("views") or VIEWS
-    hook = dict(type="vitdense.CacheFeaturesHook", folder=asked.cache_features, dtype=asked.cache_dtype)
-    cfg.merge_from_dict({"default_hooks.features": hook})
 
 
 def log_short_runs(cfg: Config, asked: Asked) -> None:

@@ -23,11 +23,11 @@ from torch.utils.data import DataLoader
 
 import vitdense
 from vitdense.checkpoint.load import tensors_sha256
+from vitdense.extensions.features.map_store import Maps, MapStore, readable, stacked
 from vitdense.mm.checks import dry_step
 from vitdense.mm.data.images import evenly_spaced
 from vitdense.mm.errors import ConfigError, count
 from vitdense.mm.guard import unwrapped
-from vitdense.mm.train.map_store import Maps, MapStore, readable, stacked
 
 OPTION = "--cache-features"
 LOOKED_AT = 16  # images of the data, before the start

@@ -26,6 +26,15 @@ from torch.utils._pytree import tree_structure
 from torch.utils.data import DataLoader, Dataset
 
 import vitdense
+from vitdense.extensions.features.features import (
+    FeatureCache,
+    check_maps,
+    first_input,
+    frozen_trunk,
+    input_sha256,
+    trunk_sha256,
+)
+from vitdense.extensions.features.map_store import MapStore, stacked
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import load_config
@@ -34,8 +43,6 @@ from vitdense.mm.data.seeded import SeededEpochSampler, SeededInfiniteSampler
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import cpu_has_bfloat16
 from vitdense.mm.train import launch
-from vitdense.mm.train.features import FeatureCache, check_maps, first_input, frozen_trunk, input_sha256, trunk_sha256
-from vitdense.mm.train.map_store import MapStore, stacked
 
 IMAGES, VAL = 8, 4
 VIT = {"embed_dims": 32, "depth": 2, "num_heads": 2}
@@ -70,7 +77,7 @@ def data(tmp_path_factory):
 def train(data, tmp_path):
     """Train a linear head on a frozen ViT for some steps of two images; the losses and the last checkpoint."""
 
-    def run(name, steps, options, interval=50, **asked):
+    def run(name, steps, options, interval=50, caching=None, **asked):
         given = {"data_root": f"{data}/shapes/", "settings.max_iters": steps, **options}
         cfg = load_config("upernet_swin_nano_shapes", given, str(tmp_path / name))
         trunk = dict(type="vitdense.ViT", arch=VIT, out_indices=(1,), out_norm="final", frozen_stages="all")
@@ -82,12 +89,17 @@ def train(data, tmp_path):
             loader.dataset.draw = dict(num_train=IMAGES, num_val=VAL, image_size=(64, 64))
         cfg.default_hooks.checkpoint.update(interval=interval, save_best=None)
         cfg.default_hooks.passes = dict(type="TrunkPasses")
-        launch.train(cfg, **asked)
+        launch.train(cfg, args=caching, **asked)
         content = read_checkpoint(str(tmp_path / name / f"iter_{steps}.pth"))
         content["losses"] = content["message_hub"]["log_scalars"]["train/loss"].data[0]
         return content
 
     return run
+
+
+def cache(folder, views=None, dtype="float16"):
+    """What `vitdense train --cache-features` has as parsed arguments."""
+    return SimpleNamespace(cache_features=str(folder), views=views, cache_dtype=dtype)
 
 
 ONE_VIEW = {"train_dataloader.sampler.views": 1}
@@ -104,11 +116,11 @@ def test_a_training_of_maps_in_float32_is_bit_for_bit_that_without(train, tmp_pa
     validates = {"train_cfg.val_interval": 10}
     without = train("without", 50, validates | ONE_VIEW)
     assert len(TrunkPasses.made) == 50 * 2 + 5 * VAL
-    cached = train("cached", 50, validates, cache_features=str(tmp_path / "maps"), views=1, cache_dtype="float32")
+    cached = train("cached", 50, validates, caching=cache(tmp_path / "maps", 1, "float32"))
     equal(cached, without)
     assert {*TrunkPasses.made} <= {*range(IMAGES // 2), 10}  # the first epoch, the first validation
     assert len(TrunkPasses.made) == IMAGES + VAL
-    again = train("again", 50, validates, cache_features=str(tmp_path / "maps"), views=1, cache_dtype="float32")
+    again = train("again", 50, validates, caching=cache(tmp_path / "maps", 1, "float32"))
     equal(again, without)
     assert TrunkPasses.made == []
 
@@ -117,7 +129,7 @@ def test_a_training_of_maps_in_float32_is_bit_for_bit_that_without(train, tmp_pa
 def test_an_interrupted_training_goes_on_with_the_maps_that_it_has(train, tmp_path):
     """Two views, an average of the weights, bfloat16 where the CPU has it."""
     options = {"default_hooks.ema.type": "EMAHook"}
-    caching = dict(cache_features=str(tmp_path / "maps"), views=2, amp="bfloat16" if cpu_has_bfloat16() else None)
+    caching = dict(caching=cache(tmp_path / "maps", 2), amp="bfloat16" if cpu_has_bfloat16() else None)
     whole = train("whole", 10, options, interval=2, **caching)
     assert {*TrunkPasses.made} <= {*range(IMAGES), 10}  # 4 steps for each view
     for path in sorted((tmp_path / "maps").glob("*/*/*"))[::2]:
@@ -383,4 +395,4 @@ def test_more_inputs_than_there_are_views_are_refused(tmp_path):
 def test_a_config_whose_data_do_not_come_back_is_refused(options, named):
     cfg = load_config("upernet_swin_nano_shapes", options)
     with pytest.raises(ConfigError, match=named):
-        run_passes(TRAINING, cfg, Asked(cache_features="maps"))
+        run_passes(TRAINING, cfg, Asked(args=cache("maps")))

@@ -1,0 +1,26 @@
+"""The hook that caches the maps of a frozen trunk."""
+
+from mmengine.hooks import Hook
+
+from vitdense.mm.registry import HOOKS
+
+
+@HOOKS.register_module()
+class CacheFeaturesHook(Hook):
+    """Run a frozen trunk once for every image and view of a training, and for every image of its validation.
+
+    Args:
+        folder: For the maps; see `vitdense.extensions.features.features`.
+        dtype: That they are kept in: ``float16`` or ``float32``.
+    """
+
+    def __init__(self, folder: str, dtype: str = "float16") -> None:
+        self.folder, self.dtype = folder, dtype
+
+    def before_train(self, runner) -> None:
+        from vitdense.extensions.features.features import start  # for who uses it
+
+        self.cache = start(runner, self.folder, self.dtype)
+
+    def after_train(self, runner) -> None:
+        runner.logger.info(f"the trunk ran for {self.cache.computed} images; maps of {self.cache.read} were read")
