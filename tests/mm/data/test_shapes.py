@@ -1,6 +1,5 @@
 """The embedded data set: reproducible images, valid ground truth in both formats, atomic writing."""
 
-import json
 import re
 import subprocess
 import sys
@@ -94,7 +93,7 @@ def test_existing_data_set_is_not_drawn_again(drawn, monkeypatch):
     shapes.draw_dataset(drawn, **SMALL)
 
 
-@pytest.mark.parametrize("change", [{"num_val": 6}, {"image_size": (128, 96)}, {"seed": 1}, None])
+@pytest.mark.parametrize("change", [{"num_val": 6}, {"num_train": 9}, None])
 def test_another_data_set_or_folder_is_refused_and_unchanged(drawn, tmp_path, change):
     if change is None:
         (tmp_path / "photo.jpg").write_bytes(b"photo")
@@ -144,21 +143,7 @@ def test_first_to_rename_wins_if_several_draw(tmp_path, monkeypatch):
         roots = list(pool.map(lambda _: shapes.draw_dataset(tmp_path / "set", **small), range(3)))
     assert roots == [tmp_path / "set"] * 3
     assert [p.name for p in tmp_path.iterdir()] == ["set"]
-    assert json.loads((tmp_path / "set" / shapes.STAMP).read_text())["num_train"] == 2
-
-
-def test_data_set_drawn_concurrently_with_other_arguments_is_refused(tmp_path, monkeypatch):
-    draw_into = shapes._draw_into
-
-    def draw_another_data_set_first(*args):
-        monkeypatch.setattr(shapes, "_draw_into", draw_into)
-        shapes.draw_dataset(tmp_path / "set", **SMALL, seed=1)
-        draw_into(*args)
-
-    monkeypatch.setattr(shapes, "_draw_into", draw_another_data_set_first)
-    with pytest.raises(ValueError, match="seed"):
-        shapes.draw_dataset(tmp_path / "set", **SMALL)
-    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+    assert len(list((tmp_path / "set/train").iterdir())) == 2
 
 
 def test_drawing_imports_neither_torch_nor_mm():

@@ -15,7 +15,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vitdense.mm.data.shapes import SPLITS, STAMP, Scene, draw_dataset
+from vitdense.mm.data.shapes import SPLITS, Scene, draw_dataset
 
 FIGURE = {
     "name": "figure",
@@ -104,7 +104,7 @@ def posture(rng: np.random.Generator) -> np.ndarray:
 
 
 def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
-    """Write both splits and the stamp, as ``annotations/keypoints_{train,val}.json`` and ``{train,val}/*.jpg``."""
+    """Write both splits, as ``annotations/keypoints_{train,val}.json`` and ``{train,val}/*.jpg``."""
     with ThreadPoolExecutor(workers) as pool:
         for split in SPLITS:
             for part in (split, "annotations"):
@@ -114,7 +114,6 @@ def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
             annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
             content = {"images": images, "annotations": annotations, "categories": [{"id": 1, **FIGURE}]}
             (folder / f"annotations/keypoints_{split}.json").write_text(json.dumps(content), encoding="utf-8")
-    (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:

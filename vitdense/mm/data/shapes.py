@@ -9,20 +9,18 @@ import colorsys
 import json
 import math
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
 from vitdense.errors import OptionError
-from vitdense.files import read_text
 
 __all__ = ["CLASSES", "PALETTE", "STUFF", "DrawnOnDemand", "draw_dataset", "draw_image"]
 
@@ -31,8 +29,6 @@ PALETTE = [(220, 60, 60), (60, 120, 230), (60, 180, 75), (240, 190, 30),
            (150, 70, 200), (60, 200, 210), (240, 120, 190), (150, 110, 60)]  # fmt: skip
 STUFF = ("background",)
 
-VERSION = 2  # increase it if the same arguments give other images: older data sets on disk are then refused
-STAMP = "stamp.json"
 SPLITS = ("train", "val")
 EMPTY = (20, 7)  # image 7 of every 20 has no object
 CROWD = (25, 3)  # image 3 of every 25 has a crowd
@@ -87,8 +83,6 @@ class DrawnOnDemand:
         if not Path(self.data_root).exists():
             print_log(f"drawing the data set into {self.data_root}, once, in about a minute", logger="current")
         self.draws(self.data_root, **self.draw)
-        if self.ann_file and not Path(self.ann_file).exists():  # which earlier versions did not draw
-            raise OptionError(f"{self.ann_file} does not exist; delete {self.data_root}, and it is drawn anew")
         super().full_init()
 
 
@@ -121,67 +115,54 @@ def draw_dataset(
         draw_into: Writes another data set into a folder, of these arguments as a dict, by so many threads.
 
     Raises:
-        ValueError: An argument is out of range, or ``root`` is another data set or folder; it stays unchanged.
+        ValueError: An argument is out of range, or ``root`` has other numbers of images; it stays unchanged.
     """
     if min(num_train, num_val) < 1:
         raise OptionError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 image in each split")
     if len(image_size) != 2 or min(image_size) < MIN_SIZE:
         raise OptionError(f"image_size: got {image_size}, expected (height, width) of at least {MIN_SIZE} pixels")
     root = Path(root)
-    stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
-    if not _is_drawn(root, stamp):
-        # If several processes draw, the first to rename its folder wins, and the others delete theirs.
-        folder = root.with_name(f".{root.name}.{uuid.uuid4().hex}")
-        try:
-            (draw_into or _draw_into)(folder, stamp, workers or min(8, os.cpu_count() or 1))
-            folder.rename(root)
-        except OSError:
-            if not root.exists():
-                raise
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        _is_drawn(root, stamp)  # perhaps by another process, of other arguments
+    if not root.exists():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        options = {"num_train": num_train, "num_val": num_val, "image_size": [*image_size], "seed": seed}
+        with TemporaryDirectory(prefix=f".{root.name}.", dir=root.parent) as folder:
+            drawn = Path(folder, root.name)
+            (draw_into or _draw_into)(drawn, options, workers or min(8, os.cpu_count() or 1))
+            try:
+                drawn.rename(root)
+            except OSError:  # of several processes that draw, the first to rename wins
+                if not root.exists():
+                    raise
+    for split, number in zip(SPLITS, (num_train, num_val)):
+        if (found := len([*root.glob(f"{split}/*.jpg")])) != number:
+            raise OptionError(
+                f"{root}: got {found} images in {split}, expected num_{split}={number}. Choose another data_root, set "
+                f"the arguments it was drawn with, or delete the folder"
+            )
     return root
 
 
-def _is_drawn(root: Path, stamp: dict) -> bool:
-    """Whether ``root`` is the data set of ``stamp``; raises if it exists and is anything else."""
-    if not root.exists():
-        return False
-    file = root / STAMP
-    found = json.loads(read_text(file)) if file.exists() else "no such file"
-    if found != stamp:
-        raise OptionError(
-            f"{file}: got {found}, expected {stamp}. Choose another data_root, set the arguments it was drawn with, "
-            "or delete the folder"
-        )
-    return True
-
-
-def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
-    """Write both splits and the stamp."""
+def _draw_into(folder: Path, options: dict, workers: int) -> None:
     things = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, 1)]
     kinds = [{"id": i, "name": x, "isthing": int(x in CLASSES)} for i, x in enumerate((*CLASSES, *STUFF), 1)]
-    info = {"info": {"description": "vitdense shapes", "version": str(VERSION)}, "licenses": []}
+    info = {"info": {"description": "vitdense shapes", "version": "2"}, "licenses": []}
     # Threads, not processes: OpenCV and numpy release the interpreter lock for most of the work, and threads also run
     # inside data-loader workers and notebooks.
     with ThreadPoolExecutor(workers) as pool:
         for split in SPLITS:
             for part in (split, f"semantic/{split}", f"panoptic/{split}", "annotations"):
                 (folder / part).mkdir(parents=True, exist_ok=True)
-            draw = partial(_draw_sample, folder, split, stamp["image_size"], stamp["seed"])
-            images, objects, segments = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
+            draw = partial(_draw_sample, folder, split, options["image_size"], options["seed"])
+            images, objects, segments = zip(*pool.map(draw, range(options[f"num_{split}"])))
             annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
             instances = {**info, "images": images, "annotations": annotations, "categories": things}
             panoptic = {"images": images, "annotations": segments, "categories": kinds}
             for name, content in (("annotations/instances", instances), ("panoptic/panoptic", panoptic)):
                 (folder / f"{name}_{split}.json").write_text(json.dumps(content), encoding="utf-8")
-    (folder / STAMP).write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
 
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict], dict]:
-    """Write one image, its label map and its segments; return its COCO entry, its annotations without ids, and its
-    panoptic annotation."""
+    """Write an image, its label map and its segments; return the entries of the image, its objects and its segments."""
     from pycocotools import mask as rle  # here, so that `draw_image` works without it
 
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
@@ -320,7 +301,6 @@ class Scene:
         return cv2.resize(fine, self.size[::-1], interpolation=cv2.INTER_AREA) / np.float32(255)
 
     def _paint(self, cover: np.ndarray, colour: np.ndarray) -> None:
-        """Blend a random texture of ``colour`` and a similar colour over the canvas, with opacity ``cover`` [H, W]."""
         mix, other = self._texture(), self._jitter(colour, CONTRAST)
         first, change = np.float32(colour)[:, None, None], np.float32(other - colour)[:, None, None]
         self.canvas += cover * (first + mix * change - self.canvas)
