@@ -37,6 +37,12 @@ def detections(labels, size=(40, 60)):
     )
 
 
+def written(predictions, folder):
+    """A COCO data set of all that was found."""
+    predictions.write(folder / "dataset.json", as_dataset=True)
+    return json.loads((folder / "dataset.json").read_text())
+
+
 def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
     images = [{"id": i, "file_name": f"sub/{i}.jpg", "height": 40, "width": 60} for i in (139, 285)]
     samples = {image["id"]: detections([2, 0, 1]) for image in images}
@@ -51,17 +57,14 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
         return made
 
     truth = {"images": images, "annotations": [], "categories": CATEGORIES[::-1]}
-    truth["annotations"] = predictions().result["annotations"]
+    truth["annotations"] = written(predictions(), tmp_path)["annotations"]
     found = predictions()
-    assert [a["category_id"] for a in found.result["annotations"]] == [40, 3, 7] * 2
-    assert [image["id"] for image in found.result["images"]] == [139, 285]
-    assert found.result["images"] == images
-    found.write(tmp_path / "predictions.json")
-    found.write(tmp_path / "dataset.json", as_dataset=True)
-    assert "id" not in capsys.readouterr().out  # no new ids
-    content = json.loads((tmp_path / "dataset.json").read_text())
-    assert content == found.result
+    content = written(found, tmp_path)
     annotations = content["annotations"]
+    assert [a["category_id"] for a in annotations] == [40, 3, 7] * 2
+    assert content["images"] == images
+    found.write(tmp_path / "predictions.json")
+    assert "id" not in capsys.readouterr().out  # no new ids
     reference = COCO(str(path))
     for kind, results in itertools.product(("bbox", "segm"), (str(tmp_path / "predictions.json"), annotations)):
         scored = COCOeval(reference, reference.loadRes(results), kind)
@@ -95,7 +98,7 @@ def test_detections_take_few_bytes_until_they_are_written(tmp_path):
     finally:
         tracemalloc.stop()
     assert taken < 20 * 100 * 200  # of dicts some 800 bytes each
-    assert len(predictions.result["annotations"]) == 2000
+    assert len(written(predictions, tmp_path)["annotations"]) == 2000
 
 
 LVIS = {"id": 139, "coco_url": "http://images.cocodataset.org/val2017/000000000139.jpg"}
@@ -121,14 +124,14 @@ def test_ids_of_images(tmp_path, capsys, images, prefix, given, ids):
     predictions = CocoPredictions(NAMES, dataset)
     for name in given:
         predictions.add(tmp_path / name, detections([0]))
-    assert [image["id"] for image in predictions.result["images"]] == ids
+    assert [image["id"] for image in written(predictions, tmp_path)["images"]] == ids
     predictions.report_new_images()
     assert ("3 of 3 images" in capsys.readouterr().out) == ("other/1.jpg" in given)
 
 
 def test_coco_classes_have_coco_ids_without_annotation_file(shared_data, capsys):
     classes = CocoDataset.METAINFO["classes"]
-    categories = CocoPredictions(classes, {}).result["categories"]
+    categories = CocoPredictions(classes, {}).categories
     assert capsys.readouterr().out == ""
     published = json.loads((shared_data / "coco/annotations/instances_val2017.json").read_text())["categories"]
     assert categories == [{"id": c["id"], "name": c["name"]} for c in published]
@@ -140,7 +143,7 @@ def test_category_ids_without_a_matching_annotation_file(truth, tmp_path, capsys
     if truth is not None:
         (tmp_path / "truth.json").write_text(truth)
     predictions = CocoPredictions(NAMES, {"data_root": str(tmp_path), "ann_file": "truth.json"})
-    assert predictions.result["categories"] == [{"id": i, "name": name} for i, name in enumerate(NAMES, 1)]
+    assert predictions.categories == [{"id": i, "name": name} for i, name in enumerate(NAMES, 1)]
     (line,) = capsys.readouterr().out.splitlines()
     assert "numbered from 1" in line
     assert "truth.json" in line

@@ -77,13 +77,14 @@ class CocoPredictions:
 
     def add(self, image: Path, result: Result) -> None:
         """Add the detections of an image."""
-        rows = list(self._annotations(result))
-        self.found[image] = Found(result.image.shape[:2], len(rows), zlib.compress(json.dumps(rows).encode(), 1))
+        from pycocotools import mask as rle
 
-    @property
-    def new_images(self) -> list[str]:
-        """Names of images that the annotation file does not have."""
-        return [image.name for image in self.found if _locate(image) not in self.known_images]
+        rows = result.to_coco(category_ids=self.category_ids)
+        for one in rows:
+            *_, width, height = one["bbox"]
+            one["area"] = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
+            one["iscrowd"] = 0
+        self.found[image] = Found(result.image.shape[:2], len(rows), zlib.compress(json.dumps(rows).encode(), 1))
 
     @property
     def images(self) -> list[dict]:
@@ -103,21 +104,6 @@ class CocoPredictions:
             for one in json.loads(zlib.decompress(found.packed)):
                 yield {"id": next(number), **one, "image_id": image["id"]}
 
-    @property
-    def result(self) -> dict[str, list[dict]]:
-        """A COCO data set of all that was found."""
-        images = self.images
-        annotations = [*map(as_annotation, self.annotations(images))]
-        return {"images": images, "annotations": annotations, "categories": self.categories}
-
-    def _annotations(self, result: Result) -> Iterator[dict]:
-        from pycocotools import mask as rle
-
-        for one in result.to_coco(category_ids=self.category_ids):
-            *_, width, height = one["bbox"]
-            area = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
-            yield {**one, "area": area, "iscrowd": 0}
-
     def write(self, path: Path, as_dataset: bool = False) -> None:
         """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
         images = self.images
@@ -130,7 +116,8 @@ class CocoPredictions:
 
     def report_new_images(self) -> None:
         """Log which images have ids of their own."""
-        if names := [name.encode(errors="backslashreplace").decode() for name in self.new_images]:
+        new = [image.name for image in self.found if _locate(image) not in self.known_images]
+        if names := [name.encode(errors="backslashreplace").decode() for name in new]:
             print_log(
                 f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get ids that it does not "
                 f"use: {join_some(names)}; --format dataset writes the names of all"
