@@ -13,11 +13,10 @@ from pycocotools import mask as rle
 
 from vitdense.mm.checks.sets import AnnotatedSet, DataSet, MapSet, PanopticSet
 from vitdense.mm.data.coco import NUMBER, has_box, mask_fault, parse, turned
-from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.faults import Fault, Size
 from vitdense.mm.data.images import by, evenly_spaced, header_size, in_threads, read_pixels
 from vitdense.mm.data.label_maps import LabelMaps, read_label_map
 from vitdense.mm.data.panoptic import ids_of_colours
-from vitdense.mm.data.samples import Size
 from vitdense.mm.errors import ConfigError
 from vitdense.results import draw
 

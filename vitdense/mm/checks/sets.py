@@ -18,7 +18,7 @@ from vitdense.mm.config.classes import annotation_file, effective_classes, is_pa
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes, type_name
 from vitdense.mm.data.coco import DOUBLES, parse, read_coco, used
-from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.faults import Fault, Samples, Size
 from vitdense.mm.data.images import (
     FILES_READ,
     ImageFile,
@@ -30,7 +30,6 @@ from vitdense.mm.data.images import (
 from vitdense.mm.data.keypoints import PERSON, keypoint_faults, metainfo_of
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
-from vitdense.mm.data.samples import Samples, Size
 from vitdense.mm.data.voc import read_voc
 from vitdense.mm.errors import count, join_some
 

@@ -26,11 +26,10 @@ from vitdense.mm.config.settings import image_size
 from vitdense.mm.console import command_line, result_commands
 from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.coco import examine, read_coco
-from vitdense.mm.data.faults import refuse
+from vitdense.mm.data.faults import Samples, refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.keypoints import metainfo_of
 from vitdense.mm.data.panoptic import read_panoptic
-from vitdense.mm.data.samples import Samples
 from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, count, join_some
 

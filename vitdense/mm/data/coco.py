@@ -16,8 +16,7 @@ import numpy as np
 
 from vitdense.errors import CONTROL
 from vitdense.files import read_text, state_of
-from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.samples import Samples
+from vitdense.mm.data.faults import Fault, Faults, Samples
 from vitdense.mm.errors import ConfigError, count
 
 NUMBER = (int, float)

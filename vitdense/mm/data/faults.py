@@ -1,7 +1,7 @@
-"""Faults of configs and data: what is wrong, where, how many things have it, what to do, and how grave it is."""
+"""What a reader of a format gives: its samples and faults; and the faults of configs."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +9,8 @@ from mmengine.logging import print_log
 
 from vitdense.mm.console import USER_ERRORS, explain
 from vitdense.mm.errors import ConfigError, count, join_some
+
+Size = tuple[int, int]  # width and height in pixels
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,29 @@ class Fault:
     def within(self, where: str) -> "Fault":
         """The same fault in a larger place."""
         return replace(self, where=f"{where}: {self.where}" if self.where else where)
+
+
+@dataclass
+class Samples:
+    """What the reader of a format gives.
+
+    Attributes:
+        sizes: Of the images as annotated, by their names or paths; None where the files do not have them.
+        counts: Objects of every class by its name, things before stuff; of label maps none.
+        faults: What is wrong.
+        rows: What else is there, a line each.
+        shares: Of segments and label maps: the classes' shares of the pixels that were read, in per cent.
+        densest: Most objects of an image, without crowds.
+        without_mask: Ids of annotations of instances without a mask.
+    """
+
+    sizes: dict[str, Size | None]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    shares: Mapping[str, float] = field(default_factory=dict)
+    densest: int = 0
+    without_mask: list[int] = field(default_factory=list)
 
 
 class Faults:

@@ -9,9 +9,8 @@ import numpy as np
 from vitdense.errors import OptionError
 from vitdense.mm.data import coco
 from vitdense.mm.data.coco import NUMBER
-from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.faults import Fault, Samples
 from vitdense.mm.data.images import decode, evenly_spaced, header
-from vitdense.mm.data.samples import Samples
 from vitdense.mm.errors import count
 
 KEYS = {

@@ -7,8 +7,7 @@ from xml.etree import ElementTree
 from mmengine.dataset import BaseDataset
 from mmengine.fileio import list_from_file
 
-from vitdense.mm.data.faults import Faults
-from vitdense.mm.data.samples import Samples
+from vitdense.mm.data.faults import Faults, Samples
 from vitdense.mm.errors import count
 
 
