@@ -287,18 +287,47 @@ def test_an_image_whose_resize_leaves_no_pixel(tmp_path):
         program(np.zeros((1, 5000, 3), np.uint8))
 
 
-def test_the_operating_point_of_a_program_is_its_default():
-    point = {"wish": "f1", "thresholds": [0.2, 0.8], "slopes": [1, 2], "offsets": [0, -1]}
-    point |= {"precision": [0.4, 0.5, 0.6], "recall": [0.1, 0.2, 0.3]}
-    about = {"mean": None, "std": None, "channels": "RGB", "classes": ["a", "b"], "resize": None, "mask_stride": None}
-    about = {key: json.dumps(value) for key, value in {**about, "operating_point": point}.items()}
-    scores, labels = np.float32([[0.9, 0.7, 0.5, 0.1]]), np.array([[1, 1, 0, 0]])
-    outputs = [np.zeros((1, 4, 4), np.float32), scores, labels]
-    program = Program("a.onnx", Engine(lambda batch: outputs, ["boxes", "scores", "labels"], np.float32, about))
+@pytest.fixture
+def with_point():
+    """A program of four objects, whose metadata have an operating point."""
+
+    def make(**changes):
+        point = {"wish": "f1", "thresholds": {"a": 0.2, "b": 0.8}, "precision": 0.5, "recall": 0.2, **changes}
+        about = {"mean": None, "std": None, "channels": "RGB", "classes": ["a", "b"], "resize": None}
+        about |= {"mask_stride": None, "operating_point": point}
+        scores, labels = np.float32([[0.9, 0.7, 0.5, 0.1]]), np.array([[1, 1, 0, 0]])
+        outputs = [np.zeros((1, 4, 4), np.float32), scores, labels]
+        about = {key: json.dumps(value) for key, value in about.items()}
+        return Program("a.onnx", Engine(lambda batch: outputs, ["boxes", "scores", "labels"], np.float32, about))
+
+    return make
+
+
+def test_the_operating_point_of_a_program_is_its_default(with_point):
     image = np.zeros((8, 8, 3), np.uint8)
-    found = program(image)
-    np.testing.assert_array_equal(found.scores, scores[0, [0, 2]])
-    np.testing.assert_allclose(found.probabilities, [1 / (1 + np.exp(1 - 2 * np.log(9))), 0.5], rtol=1e-5)
+    program = with_point()
+    np.testing.assert_array_equal(program(image).scores, np.float32([0.9, 0.5]))
     assert len(program(image, score_thr=0.6).scores) == 2
     assert len(program(image, score_thr=0).scores) == 4
     assert "0.200 to 0.800, by class" in str(program.operating_point)
+    assert program.operating_point.content(["a", "b"])["thresholds"] == {"a": 0.2, "b": 0.8}
+    assert len(with_point(thresholds=0.7)(image).scores) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"thresholds": {"a": 0.2, "c": 0.8}},
+        {"thresholds": {"a": 0.2}},
+        {"thresholds": float("nan")},
+        {"thresholds": -0.1},
+        {"thresholds": "0.5"},
+        {"thresholds": None},
+        {"thresholds": [0.2]},
+        {"precision": [0.1, 0.2, 0.3]},
+        {"recall": 80},
+    ],
+)
+def test_a_damaged_operating_point_is_refused(with_point, changes):
+    with pytest.raises(ValueError, match=r"a\.onnx: operating_point"):
+        with_point(**changes)

@@ -3,6 +3,8 @@
 import json
 import math
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from mmengine.device import get_device
@@ -29,8 +31,6 @@ def main() -> None:
     add_amp(parser)
     add_onednn(parser)
     parser.apart("--tta", "--tiles")
-    parser.apart("--operating-point", "--tta", "--tiles")
-    parser.need("--by-class", "--operating-point")
     args = parser.parse_args()
     with exit_on_user_error():
         if (status := done_instead("test", args)) is not None:
@@ -38,15 +38,19 @@ def main() -> None:
         if args.out:
             check_writable(args.out, "--out")
         inference, options = Inference.of(args, device=get_device()), Asked.keywords("test", args)
-        metrics = test(*trained_of(args), inference, **options)
-        if not is_main_process():
-            return
-        for name, value in metrics.items():
-            print(f"{name:24} {value:.4f}")
-        if args.out:
-            with atomic_write(args.out) as scratch:
-                known = {name: None if math.isnan(x) else x for name, x in metrics.items()}  # JSON has no NaN
-                scratch.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        test(*trained_of(args), inference, partial(tell, args.out), **options)
+
+
+def tell(file: Path | None, metrics: Mapping[str, float]) -> None:
+    """Print metrics, and write them to a file if one is asked for."""
+    if not is_main_process():
+        return
+    for name, value in metrics.items():
+        print(f"{name:24} {value:.4f}")
+    if file:
+        with atomic_write(file) as scratch:
+            known = {name: None if math.isnan(x) else x for name, x in metrics.items()}  # JSON has no NaN
+            scratch.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

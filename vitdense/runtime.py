@@ -54,7 +54,6 @@ class Output:
         scores: [N] float32, 0 to 1.
         labels: [N] int64, indices of the names of the classes.
         masks: [N, H, W] bool, of a detector that has them.
-        probabilities: [N] float32, that an object is right, by the operating point of the model; without one: None.
         semantic: [H, W] int64, indices of the names; of a detector: None.
         panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
         segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``. A class
@@ -66,7 +65,6 @@ class Output:
     scores: np.ndarray | None = None
     labels: np.ndarray | None = None
     masks: np.ndarray | None = field(default=None, repr=False)
-    probabilities: np.ndarray | None = None
     semantic: np.ndarray | None = field(default=None, repr=False)
     panoptic: np.ndarray | None = field(default=None, repr=False)
     segments: list[dict[str, Any]] | None = None
@@ -83,46 +81,48 @@ class Output:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """From which score on an object of a class counts, and how probable it is that it does: found on validation data.
+    """From which scores on objects count, as ``vitdense test --operating-point`` found on validation data.
 
     Attributes:
         wish: What was asked for: ``precision=0.9``, ``recall=0.8`` or ``f1``.
-        thresholds: Minimum scores, [classes].
-        slopes, offsets: Of the probability, [classes]: sigmoid(slope * logit(score) + offset) (Platt, 1999).
-        precision, recall: Lower bound, value and upper bound, of all classes together, by a bootstrap over images.
+        thresholds: Minimum score of all classes, or of each, [classes].
+        precision, recall: From these scores on, on the validation data.
     """
 
     wish: str
-    thresholds: Sequence[float]
-    slopes: Sequence[float]
-    offsets: Sequence[float]
-    precision: Sequence[float]
-    recall: Sequence[float]
+    thresholds: float | Sequence[float]
+    precision: float
+    recall: float
 
-    def probabilities(self, scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """[N] float32, of scores [N] and labels [N], that an object of the class is where one was found."""
-        slopes, offsets = (np.asarray(values)[labels] for values in (self.slopes, self.offsets))
-        return sigmoid(slopes * logit(scores) + offsets).astype(np.float32)
+    @classmethod
+    def of(cls, content: Any, names: Sequence[str]) -> "OperatingPoint":
+        """An operating point as a file has it, of a model with these classes; the thresholds of classes by their names.
+
+        Raises:
+            ValueError: It is none, has a number that is not from 0 to 1, or has other classes.
+        """
+        try:
+            given, shares = content["thresholds"], (content["precision"], content["recall"])
+            by_name = isinstance(given, Mapping)
+            numbers = np.array([*(given.values() if by_name else [given]), *shares])
+            if numbers.dtype.kind not in "if" or not ((numbers >= 0) & (numbers <= 1)).all():  # NaN is not
+                raise ValueError(f"got {numbers.tolist()}, expected scores and shares from 0 to 1")
+            if by_name and set(given) != set(names):
+                raise ValueError(f"got thresholds of the classes {[*given]}, expected {[*names]}")
+            return cls(str(content["wish"]), [given[name] for name in names] if by_name else given, *shares)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no operating point ({type(error).__name__}: {error})") from error
+
+    def content(self, names: Sequence[str]) -> dict[str, Any]:
+        """What `of` takes."""
+        by_name = isinstance(self.thresholds, Sequence)
+        return {**vars(self), "thresholds": dict(zip(names, self.thresholds)) if by_name else self.thresholds}
 
     def __str__(self) -> str:
-        least, most = min(self.thresholds), max(self.thresholds)
+        least, most = np.min(self.thresholds), np.max(self.thresholds)
         scores = f"{least:.3f}" if least == most else f"{least:.3f} to {most:.3f}, by class"
-        shares = (
-            f"{name} {value:.3f} ({low:.3f} to {high:.3f})"
-            for name, (low, value, high) in (("precision", self.precision), ("recall", self.recall))
-        )
-        return f"{self.wish}: scores from {scores}; on validation data {', '.join(shares)}"
-
-
-def logit(scores: np.ndarray) -> np.ndarray:
-    """log(s / (1 - s)) in float64; of 0 and 1 it is finite."""
-    scores = np.clip(np.asarray(scores, np.float64), 1e-7, 1 - 1e-7)
-    return np.log(scores) - np.log1p(-scores)
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + exp(-x)), which does not overflow."""
-    return 0.5 + 0.5 * np.tanh(0.5 * x)
+        shares = f"precision {self.precision:.3f}, recall {self.recall:.3f}"
+        return f"{self.wish}: scores from {scores}; on validation data {shares}"
 
 
 class EngineError(ValueError):
@@ -285,7 +285,10 @@ class Program:
         self.is_panoptic = bool((about.get("queries") or {}).get("panoptic"))
         self.of_photos = self._engine.dtype == np.uint8
         point = about.get("operating_point")
-        self.operating_point = OperatingPoint(**point) if point else None
+        try:
+            self.operating_point = OperatingPoint.of(point, self.names) if point else None
+        except ValueError as error:
+            raise ValueError(f"{path}: operating_point of its metadata: {error}") from error
 
     def __call__(self, image: np.ndarray, score_thr: float | None = None) -> Output:
         """Predict.
@@ -301,15 +304,11 @@ class Program:
 
     def find(self, outputs: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
         """Outputs for a batch of one photo, of a size (H, W), as what counts of what was found; see `__call__`."""
-        point = self.operating_point
         if score_thr is None:
-            score_thr = point.thresholds if point else SCORE
+            score_thr = self.operating_point.thresholds if self.operating_point else SCORE
         elif not 0 <= score_thr <= 1:
             raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
-        found = self.read(outputs, size, score_thr)
-        if point and found.boxes is not None:
-            found.probabilities = point.probabilities(found.scores, found.labels)
-        return found
+        return self.read(outputs, size, score_thr)
 
     def batch(self, image: np.ndarray) -> np.ndarray:
         """A photo, see `__call__`, as the file takes it. Anything else, or one that has no pixel after its resize, is a

@@ -30,7 +30,7 @@ class Inference:
         device: See `check_device`.
         dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
             `torch.float16`, on a GPU.
-        score_thr: Minimum score of detections, 0 to 1; None: by the operating point of the checkpoint, without one
+        score_thr: Minimum score of detections, 0 to 1; None: by the operating point beside the checkpoint, without one
             `vitdense.runtime.SCORE`.
         tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
             as a whole. Every tile goes through the pipeline of the config, as an image of its own. See

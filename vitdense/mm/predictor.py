@@ -43,11 +43,12 @@ from vitdense.mm.console import quiet
 from vitdense.mm.data.classes import meta_of
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.operating_point import read_point
 from vitdense.mm.precision import Inference, check_device, check_score
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
 from vitdense.results.result import Result
-from vitdense.runtime import SCORE, OperatingPoint, least, segments_of
+from vitdense.runtime import SCORE, least, segments_of
 
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
@@ -102,7 +103,7 @@ class Predictor:
         skeleton: Pairs of keypoints, which pictures join.
         dataset: Config of its test data.
         reader: Of images, by the test pipeline.
-        operating_point: Of the checkpoint; None without one.
+        operating_point: Of the checkpoint, see `read_point`; None without one.
         score_thr: Minimum score of detections, or those of the classes.
 
     Raises:
@@ -123,11 +124,13 @@ class Predictor:
             check_tiles(cfg)
         self.model = load_model(cfg, checkpoint, inference.device, classes)
         self.inference = inference
-        self.operating_point: OperatingPoint | None = self.model.operating_point
-        self.score_thr: float | Sequence[float] = given_score(inference.score_thr, self.operating_point)
-        if self.operating_point and inference.score_thr is None:
-            print_log(f"operating point {self.operating_point} (score_thr= or --score-thr for another)", "current")
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
+        point = read_point(checkpoint, cfg, self.names, inference.tiles, inference.overlap)
+        self.operating_point, self.score_thr = point, inference.score_thr
+        if inference.score_thr is None:
+            self.score_thr: float | Sequence[float] = point.thresholds if point else SCORE
+            if point:
+                print_log(f"operating point {point} (score_thr= or --score-thr for another)", "current")
         self.skeleton = self.model.dataset_meta.get("skeleton", ())
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
@@ -257,10 +260,7 @@ class Predictor:
         scores, least_scores = found.scores.cpu(), least(threshold, found.labels.cpu().numpy())
         found = found[scores >= torch.as_tensor(least_scores).to(scores)].cpu()  # masks of some heads are on it already
         shown["skeleton"] = self.skeleton
-        result = Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
-        if self.operating_point:
-            result.probabilities = self.operating_point.probabilities(result.scores, result.labels)
-        return result
+        return Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
 
 
 def check_batches(images: object, batch_size: object) -> None:
@@ -328,7 +328,7 @@ def load_model(
     Its `dataset_meta` has `classes`, and `palette` if there is one: those of the checkpoint, which may be of RF-DETR's
     own trainer. Else they are the given ones; those of the type of the test data at the address of a published model;
     or those of the test data of the config, which is logged. Where a file of another project names its outputs, or
-    `classes` does, heads have as many as there are names. Its `operating_point` is that of the checkpoint, or None.
+    `classes` does, heads have as many as there are names.
 
     Args:
         cfg: Its config.
@@ -347,8 +347,6 @@ def load_model(
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)  # the caller's stays as it is
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
-    point = (saved.get("meta") or {}).get("operating_point")
-    point = OperatingPoint(**point) if point else None
     asked = Asked(checkpoint=checkpoint)
 
     model = build_model(_with_empty_backbone(built(cfg, asked, PREDICTING)))
@@ -357,7 +355,7 @@ def load_model(
         own = {key: x for key, x in state.items() if key.startswith("backbone.")}
         fill(model.backbone, {key.removeprefix("backbone."): x for key, x in own.items()}, is_own=True)
     model.load_state_dict(state)
-    model.dataset_meta, model.operating_point, model.cfg = meta, point, cfg
+    model.dataset_meta, model.cfg = meta, cfg
     return model.to(device).eval()
 
 
@@ -408,11 +406,6 @@ def _fit(
     for said in filter(None, (report.classes, report.queries)):
         print_log(f"{checkpoint}: {said}")
     return state
-
-
-def given_score(score_thr: float | None, point: OperatingPoint | None) -> float | Sequence[float]:
-    """The minimum score: as given; else those of an operating point; else `SCORE`."""
-    return score_thr if score_thr is not None else point.thresholds if point else SCORE
 
 
 def _names_of(

@@ -24,12 +24,15 @@ from vitdense.mm.errors import ConfigError, join_some
 CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # from which a training goes on
 WEIGHTS = "weights.pth"  # of a checkpoint in parts, in one file
 CURVES = "curves.png"
+POINT = "operating_point.json"
 LAST = "last_checkpoint"  # mmengine writes a path, of which the name alone is used: the folder may be a copy
 LOCK = ".lock"
 ASIDE = "replaced"  # folders of runs that others replaced, with a number
 INNER = ("test", "replay")  # folders of the same kind in it
 # What a training, a test and a replay write, in addition to their config: files, and folders of logs.
-WRITTEN = re.compile(rf"((best_.+|refused)_)?(iter|epoch)_(\d+)(-[0-9a-f]{{8}})?\.pth|{re.escape(CURVES)}|{LAST}")
+WRITTEN = re.compile(
+    rf"((best_.+|refused)_)?(iter|epoch)_(\d+)(-[0-9a-f]{{8}})?\.pth|{re.escape(CURVES)}|{re.escape(POINT)}|{LAST}"
+)
 LOGS = re.compile(r"\d{8}_\d{6}")  # the time of a start
 
 
@@ -99,6 +102,11 @@ class WorkFolder:
     def curves(self) -> Path:
         """The picture of the losses."""
         return self.path / CURVES
+
+    @property
+    def operating_point(self) -> Path:
+        """Minimum scores for a checkpoint; see `vitdense.mm.operating_point`."""
+        return self.path / POINT
 
     def note(self, name: str) -> None:
         """Note the checkpoint from which the training goes on."""

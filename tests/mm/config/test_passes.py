@@ -46,7 +46,6 @@ OF_TESTS = (
     ({}, {"dtype": torch.bfloat16, "tiles": 64}),
     ({"tta": True}, {"dtype": torch.bfloat16}),
     ({"checkpoint": "a.onnx"}, {}),
-    ({"operating_point": "f1"}, {}),
 )
 
 
@@ -64,8 +63,6 @@ def recorded():
             load.completed(cfg, Asked(options, launcher="pytorch" if asked.shard else "none"), changes)
             if asked.auto_scale_lr:
                 cfg.auto_scale_lr = {"base_batch_size": 16}
-            if asked.operating_point:  # validation and test of the recipes are one
-                cfg.val_dataloader.batch_size = cfg.val_evaluator.prefix = 3
             command = (*TRAINING, *STARTING) if name == "train" else TESTING
             command = [step for step in command if not (asked.exported and step.name.startswith("classes of"))]
             run_passes(command, cfg, asked, changes)

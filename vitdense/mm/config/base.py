@@ -120,15 +120,6 @@ class Asked:
         help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
     )
     tta: bool = option("test", False, action="store_true", help="test-time augmentation as in the config")
-    operating_point: str | None = option(
-        "test",
-        metavar="WISH",
-        help="find the scores from which on objects of a detector count, for precision=0.9, recall=0.8 or the best f1 "
-        "on the validation data, and what scores mean; both go into the checkpoint, for predictions and exports",
-    )
-    by_class: bool = option(
-        "test", False, action="store_true", help="an operating point with thresholds of the classes"
-    )
 
     @classmethod
     def add_options(cls, command: str, parser: argparse.ArgumentParser) -> None:

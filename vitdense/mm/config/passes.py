@@ -21,7 +21,6 @@ LABELS = ("*_dataloader.*.metainfo*", "*_dataloader.*.type", "*_dataloader.*.val
 METRICS = tuple(f"*_evaluator.{part}{key}" for part in ("", "*.") for key in ("ann_file", "drop_doubles", "type"))
 READERS, LEARNED = ("*_dataloader.*.type", "tta_pipeline.*"), ("train_dataloader", "val_dataloader")
 FRESH = ("default_hooks.*.fresh", "custom_hooks.*.fresh")
-VALIDATED = ("test_dataloader*", "test_evaluator*")
 TESTED = ("model", "model.*", "test_dataloader.dataset*.pipeline*")
 
 
@@ -70,7 +69,6 @@ STARTING = (
 # By a test, after `LOADING`.
 TESTING = (
     Pass("CHECKPOINT", ("load_from", "resume", "shard", *FRESH), start.load_tested),
-    Pass("--operating-point", VALIDATED, start.test_validation),
     Pass("folder of a test", ("work_dir",), run.name_test),
     Pass("--amp of a test", ("test_cfg.fp16",), run.test_in),
     Pass("classes of the checkpoint to test", (*LABELS, *METRICS), start.follow_outputs),
@@ -105,7 +103,7 @@ SHARED = {
         *("weights that a checkpoint replaces", "exported file", "masks as run-length codes"),
     ),
     "test_dataloader.dataset.*": (
-        *("settings.image_size", "--operating-point", "readers of test images", "--tta", "--tiles", "exported file"),
+        *("settings.image_size", "readers of test images", "--tta", "--tiles", "exported file"),
         "masks as run-length codes",
     ),
 }

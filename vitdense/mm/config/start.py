@@ -1,6 +1,5 @@
 """What a run starts from: its work folder, a checkpoint, its classes, the weights that it replaces."""
 
-import copy
 import json
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +18,6 @@ from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.processes import agree
 from vitdense.mm.work_folder import WorkFolder
-from vitdense.results.operating_point import parse_wish
 
 
 def check_folder(cfg: Config, asked: Asked) -> None:
@@ -86,22 +84,6 @@ def load_tested(cfg: Config, asked: Asked) -> None:
     cfg.pop("shard", None)
     cfg.load_from, cfg.resume = None if asked.exported else asked.checkpoint, False
     _load_everything(cfg)
-
-
-def test_validation(cfg: Config, asked: Asked) -> None:
-    """An operating point is found on the validation data.
-
-    Raises:
-        ConfigError: There are none, or the model is an exported file.
-    """
-    if asked.operating_point is None:
-        return
-    parse_wish(asked.operating_point)
-    if asked.exported or cfg.get("val_dataloader") is None or cfg.get("val_evaluator") is None:
-        got = asked.exported or "a config without val_dataloader or val_evaluator"
-        raise ConfigError(f"--operating-point: got {got}, expected a checkpoint and validation data")
-    for part in ("dataloader", "evaluator"):
-        cfg[f"test_{part}"] = copy.deepcopy(cfg[f"val_{part}"])
 
 
 def _load_everything(cfg: Config) -> None:

@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
@@ -53,7 +52,7 @@ def describe(predictor: Predictor) -> dict[str, str]:
         "queries": _describe_queries(model) if isinstance(model, MaskFormer) else None,
     }
     if predictor.operating_point:
-        described["operating_point"] = asdict(predictor.operating_point)
+        described["operating_point"] = predictor.operating_point.content(predictor.names)
     if isinstance(getattr(model, "bbox_head", None), RFDETRHead):
         described |= {"mask_thr": 0.0, "mask_stride": MASK_STRIDE}  # logits
     match [step for step in predictor.dataset.pipeline if _moves(step)]:

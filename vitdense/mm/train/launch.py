@@ -4,6 +4,7 @@ import copy
 import logging
 import math
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
 from vitdense.mm.processes import connect, end_with_parent
 from vitdense.mm.train.hooks import FirstNotFinite
-from vitdense.mm.train.operating_point import set_operating_point
 from vitdense.mm.train.runner import Runner
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from vitdense.ops import ops_in_use
@@ -113,6 +113,7 @@ def test(  # no test of pytest
     cfg: Config,
     checkpoint: str,
     inference: Inference | None = None,  # noqa: PT028
+    tell: Callable[[dict[str, float]], None] = lambda metrics: None,  # noqa: PT028
     **options: Any,
 ) -> dict[str, float]:
     """Evaluate a checkpoint on the test data.
@@ -121,9 +122,9 @@ def test(  # no test of pytest
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
         inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
-        options: Attributes of `Asked` by name: `tta`, test-time augmentation: ``tta_pipeline`` augments every image,
-            ``tta_model`` merges the predictions; and `operating_point`, to test on the validation data, and keep the
-            thresholds that meet a wish in the checkpoint, see `set_operating_point`.
+        tell: Is called with the metrics as soon as there are any, before what extensions make of them.
+        options: Attributes of `Asked` by name, such as `tta`, test-time augmentation: ``tta_pipeline`` augments every
+            image, ``tta_model`` merges the predictions.
 
     Returns:
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
@@ -142,16 +143,14 @@ def test(  # no test of pytest
         runner = _runner(cfg, asked)
         inference.tune_cpu()
         with inference.computing():
-            if asked.operating_point:
-                metrics = set_operating_point(runner, asked.checkpoint, asked.operating_point, asked.by_class)
-            else:
-                metrics = runner.test()
+            metrics = runner.test()
     metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
     if nothing := [name for name, value in metrics.items() if value == NOTHING or math.isnan(value)]:
         print_log(
             f"no value, for the test data have nothing of it to find: {', '.join(nothing)}", "current", logging.WARNING
         )
     metrics = {name: math.nan if name in nothing else value for name, value in metrics.items()}
+    tell(metrics)
     if asked.args is not None:
         call("test", "after", asked.args, metrics=metrics, runner=runner)
     return metrics

@@ -1,0 +1,104 @@
+"""Minimum scores that meet a wish for precision, recall or F1 on validation data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitdense.errors import OptionError
+from vitdense.runtime import least
+
+FEWEST = 50  # right objects from a minimum score on, for its precision to mean something
+LEAST_F1 = 0.05  # below it, a detector finds next to nothing
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What a detector found in a data set, N objects. One is right that has an object of its class at an IoU of 0.5."""
+
+    scores: np.ndarray  # [N], 0 to 1
+    labels: np.ndarray  # [N]
+    right: np.ndarray  # [N] bool
+    truths: np.ndarray  # [classes], how many objects there are
+
+    def of_class(self, label: int) -> "Matches":
+        own = self.labels == label
+        return Matches(self.scores[own], self.labels[own], self.right[own], self.truths[[label]])
+
+
+def parse_wish(text: str) -> tuple[str, float | None]:
+    """``precision=0.9`` as ``("precision", 0.9)``; ``f1`` as ``("f1", None)``. Anything else is an OptionError."""
+    name, _, value = text.partition("=")
+    try:
+        number = float(value) if value else None
+    except ValueError:
+        number = np.nan
+    fits = number is None if name == "f1" else name in ("precision", "recall") and number is not None and 0 < number < 1
+    if not fits:
+        raise OptionError(
+            f"--operating-point: got {text!r}, expected precision=0.9, recall=0.8 or f1, with numbers between 0 and 1"
+        )
+    return name, number
+
+
+def find_point(found: Matches, wish: str, classes: Sequence[str], by_class: bool) -> dict[str, Any]:
+    """What the file of an operating point says of scores; see `vitdense.runtime.OperatingPoint`.
+
+    Args:
+        found: On validation data.
+        wish: See `parse_wish`.
+        classes: Names of the classes.
+        by_class: Each class has a minimum score of its own, where it has `FEWEST` right objects and meets the wish.
+
+    Raises:
+        OptionError: No score meets the wish, or too little was found to tell.
+    """
+    name, value = parse_wish(wish)
+    common = threshold_of(found, name, value)
+    if common is None:
+        raise OptionError(f"--operating-point {wish}: no score meets it on the validation data; {_reached(found)}")
+    thresholds = [common] * len(classes)
+    for label in range(len(classes)) if by_class else ():
+        own = threshold_of(found.of_class(label), name, value)
+        thresholds[label] = common if own is None else own
+    right = found.right[found.scores >= least(thresholds, found.labels)]
+    shares = {"precision": float(right.mean()), "recall": float(right.sum() / found.truths.sum())}
+    return {"wish": wish, "thresholds": dict(zip(classes, thresholds)) if by_class else common, **shares}
+
+
+def threshold_of(found: Matches, name: str, value: float | None) -> float | None:
+    """The minimum score that meets a wish: the lowest for a precision, the highest for a recall, the best one for F1.
+
+    None where no score does; see `curve`.
+    """
+    scores, precision, recall = curve(found)
+    f1 = 2 * precision * recall / (precision + recall)
+    if not len(scores) or f1.max() < LEAST_F1:
+        return None
+    if name == "f1":
+        return float(scores[f1.argmax()])
+    meets = np.flatnonzero((precision if name == "precision" else recall) >= value)
+    if not len(meets):
+        return None
+    return float(scores[meets[-1 if name == "precision" else 0]])
+
+
+def curve(found: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scores from which on `FEWEST` objects are right, the highest first, and precision and recall from each on."""
+    order = np.argsort(-found.scores, kind="stable")
+    scores, right = found.scores[order], found.right[order].cumsum()
+    last = np.flatnonzero(np.diff(scores, append=-1.0))  # of equal scores
+    last = last[right[last] >= FEWEST]
+    return scores[last], right[last] / (last + 1), right[last] / found.truths.sum()
+
+
+def _reached(found: Matches) -> str:
+    right, number = int(found.right.sum()), int(found.truths.sum())
+    _, precision, recall = curve(found)
+    if not len(precision):
+        return f"{right} of {number} objects are found, expected at least {FEWEST}"
+    return (
+        f"{right} of {number} objects are found among {len(found.scores)}; the highest precision is "
+        f"{precision.max():.3f}, the highest recall {recall.max():.3f}"
+    )

@@ -1,0 +1,72 @@
+"""The operating point beside a checkpoint: minimum scores, for weights of one digest and images prepared in one way."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mmengine.config import Config
+from mmengine.logging import print_log
+
+from vitdense.files import read_text, sha256_of
+from vitdense.mm.checkpoints import REST
+from vitdense.mm.config.query import leaf_datasets, type_name
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.work_folder import WorkFolder
+from vitdense.runtime import SCORE, OperatingPoint
+
+UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
+
+
+def file_beside(checkpoint: str) -> Path:
+    return WorkFolder(Path(checkpoint).parent).operating_point
+
+
+def digest_of(checkpoint: str) -> str:
+    """SHA-256 of a checkpoint; of one in parts, of the file that has the digests of all parts."""
+    rest = Path(checkpoint, REST)
+    return sha256_of(rest if rest.is_file() else checkpoint)
+
+
+def conditions_of(cfg: Config, tiles: int | None, overlap: float) -> dict[str, Any]:
+    """What scores depend on beside the weights: how the test pipeline prepares an image, and the tiles."""
+    steps = [
+        {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
+        for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline
+        if not type_name(step).startswith(("Load", "Pack"))
+    ]
+    conditions = {"steps": steps, "tiles": tiles, "overlap": overlap if tiles else None}
+    return json.loads(json.dumps(conditions, default=str))  # as a file has them
+
+
+def read_point(
+    checkpoint: str, cfg: Config, names: list[str], tiles: int | None, overlap: float
+) -> OperatingPoint | None:
+    """The operating point for a checkpoint; None where there is none, or it was found for other weights or images.
+
+    Args:
+        checkpoint: A file, a folder of `save_parts`, or an address.
+        cfg: Its config.
+        names: Its classes.
+        tiles, overlap: See `vitdense.mm.precision.Inference`.
+
+    Raises:
+        ConfigError: The file is damaged, or names other classes.
+    """
+    path = file_beside(checkpoint)
+    if "://" in checkpoint or not path.is_file():
+        return None
+    try:
+        content = json.loads(read_text(path))
+        point = OperatingPoint.of(content, names)
+        digest, conditions = content["sha256"], content["conditions"]
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: {error}; find it again by vitdense test --operating-point, or remove it") from error
+    here = conditions_of(cfg, tiles, overlap)
+    if digest != digest_of(checkpoint):
+        reason = f"it is of other weights than {checkpoint}"
+    elif conditions != here:
+        reason = f"it was found with {conditions}, and this is {here}"
+    else:
+        return point
+    print_log(f"{path} is left out: {reason}; the minimum score is {SCORE} (--score-thr)", "current")
+    return None
