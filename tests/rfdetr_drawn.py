@@ -1,13 +1,17 @@
 """Random weights and inputs that depend on names alone: golden files of RF-DETR hold what a model makes of them."""
 
+import json
+import math
 import zlib
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 FACTORS = ("norm", ".bn.", "layer_scale")  # in names of weights around 1
+GOLDEN = Path(__file__).parent / "data/golden"
 SEED = 9  # with which no two positions have so nearly the same logit that rounding orders them
 EMBEDDINGS = ("refpoint_embed", "reference_point_embed", "query_feat", "token", "position_embeddings")
 
@@ -71,3 +75,27 @@ def same_points():
     original = torch.rand
     with patch.object(torch, "rand", rand):
         yield
+
+
+def shapes_of(name):
+    """Keys and shapes of a file of a model."""
+    content = json.loads((GOLDEN / "rfdetr_keys.json").read_text())
+    number = content["models"].index(name)
+    found = {}
+    for key, rows in content["keys"].items():
+        for shape, models in rows.items():
+            if number in models:
+                found[key] = tuple(int(n) for n in shape.split("x") if n)
+    return found
+
+
+def assert_same_losses(losses, golden, names):
+    """All losses of a golden file, whose names of kinds are these."""
+    compared = set()
+    for key, value in losses.items():
+        start, _, kind = key.rpartition("loss_")
+        end = "_enc" if start == "enc_" else f"_{start[1:-1]}" if start else ""
+        theirs = f"loss/loss_{names.get(kind, kind)}{end}"
+        assert math.isclose(value.item(), golden[theirs].item(), rel_tol=1e-5), key
+        compared.add(theirs)
+    assert compared == {key for key in golden if key.startswith("loss/")}

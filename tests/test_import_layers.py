@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "runtime.py": set(),  # is copied into products
     "layers": {"errors", "layers"},
     "ops": {"errors", "files", "layers", "ops"},  # in place of mmcv's own, and without mmcv
-    "checkpoint": {"checkpoint", "errors", "files", "layers", "families"},
+    "checkpoint": {"checkpoint", "errors", "files", "layers", "families", "seams"},
     "models": {"checkpoint", "errors", "families", "layers", "models", "module"},
     "necks": {"errors", "layers", "module", "necks"},
     "results": {"errors", "files", "results", "runtime"},

@@ -24,7 +24,10 @@ class Extension:
         commands: Commands, and their line of help. A module of the folder has the name of the command, and `main`.
         options: Commands of the core, and the module with further options of each; see `options_of`.
         registers: Packages, and the module that registers classes with mm where the package is installed.
-        kinds: Types of data sets, and the module that knows this kind of labels.
+        kinds: Types of data sets, and the module that knows this kind of labels; see `kind_of`.
+        loaders: Steps of pipelines that load labels.
+        schemes: Heads with naming schemes of their own, by `family`, and the module that has a `Family` for each in its
+            ``HEADS``.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -32,6 +35,8 @@ class Extension:
     options: Mapping[str, str] = field(default_factory=dict)
     registers: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
+    loaders: tuple[str, ...] = ()
+    schemes: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -66,7 +71,8 @@ def options_of(command: str) -> list[ModuleType]:
     - ``instead(args)``: does the work of the whole command, and returns its exit status; None where it is not asked to;
     - ``after(args, **outcome)``: gets what the command made: a test its ``metrics`` and ``runner``, an export its
       ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``;
-    - ``look(dataset, where)``: gets the training data that a check has built, a copy, and yields what is wrong.
+    - ``look(dataset, where)``: gets the training data that a check has built, a copy, and yields what is wrong;
+    - ``labels(args)``, of the command ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None.
     """
     modules = [extension.options.get(command) for extension in extensions().values()]
     return [import_module(module) for module in modules if module]
@@ -93,6 +99,22 @@ def registering() -> Iterator[str]:
         yield from (module for package, module in extension.registers.items() if find_spec(package))
 
 
-def kinds() -> dict[str, str]:
-    """Types of data sets that extensions know, and the module of each."""
-    return {kind: module for extension in extensions().values() for kind, module in extension.kinds.items()}
+def kind_of(dataset: type | None) -> ModuleType | None:
+    """The module that knows the labels of a class of data sets, by its name or that of a base; None for the core's.
+
+    It has ``Checks``, a subclass of `vitdense.mm.checks.sets.DataSet`.
+    """
+    known = {kind: module for extension in extensions().values() for kind, module in extension.kinds.items()}
+    names = (f"vitdense.{base.__name__}" for base in getattr(dataset, "__mro__", ()))
+    found = next((name for name in names if name in known), None)
+    return import_module(known[found]) if found else None
+
+
+def loaders() -> list[str]:
+    """Steps of pipelines that load labels which extensions know."""
+    return [step for extension in extensions().values() for step in extension.loaders]
+
+
+def schemes() -> dict[str, str]:
+    """Heads of extensions with naming schemes of their own, and the module of each."""
+    return {family: module for extension in extensions().values() for family, module in extension.schemes.items()}

@@ -13,6 +13,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 from vitdense.errors import OptionError
 from vitdense.families import HEADS, folders_with
+from vitdense.seams import schemes
 
 # What a checkpoint may have in addition to a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist|attn_pool)\..+"
@@ -171,25 +172,28 @@ class _Naming(Mapping[str, Family]):
     """Naming schemes of every family: `FAMILY` of its ``checkpoint.py``, imported when the family is asked for.
 
     Heads with naming schemes are families too: `HEADS` of ``vitdense/models/__init__.py`` names the folder that has
-    them, in `HEADS` of its ``checkpoint.py``.
+    them, in `HEADS` of its ``checkpoint.py``; `vitdense.seams.schemes` those of extensions.
     """
 
     def __init__(self) -> None:
-        self._folders = folders_with("checkpoint")
+        folders = folders_with("checkpoint")
+        modules = {family: f"{folders[folder]}.checkpoint" for family, folder in HEADS.items()} | schemes()
+        self._modules = {family: f"{folder}.checkpoint" for family, folder in folders.items()} | modules
+        self._heads = modules.keys()
 
     def __getitem__(self, family: str) -> "Family":
-        name = f"{self._folders[HEADS.get(family, family)]}.checkpoint"
+        name = self._modules[family]
         try:
             module = import_module(name)
         except OptionError as error:  # a bad table of rules
             raise ImportError(f"{name}: {error}", name=name) from error
-        return module.HEADS[family] if family in HEADS else module.FAMILY
+        return module.HEADS[family] if family in self._heads else module.FAMILY
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*self._folders, *HEADS))
+        return iter(self._modules)
 
     def __len__(self) -> int:
-        return len(self._folders) + len(HEADS)
+        return len(self._modules)
 
 
 NAMING: Mapping[str, Family] = _Naming()

@@ -9,7 +9,7 @@ from torch import Tensor
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule
 
-KEYPOINTS = "_kp_active_mask"  # of an RF-DETR: outputs, and keypoints that they have
+ACTIVE = r"_\w+_active_mask"  # of an RF-DETR: which outputs have more than a box
 Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
 
 _MASKS_AUTHORS: Table = {
@@ -24,11 +24,11 @@ _MASKS_TRANSFORMERS: Table = {
 }
 _RFDETR_AUTHORS: Table = {
     r".+\.mask_token": None,  # of DINOv2's pretraining
-    rf"{KEYPOINTS}|transformer\.decoder\.keypoint_class_mask": None,  # which rows have keypoints, and that they differ
+    rf"{ACTIVE}|transformer\.decoder\.\w+_class_mask": None,  # which outputs have more than a box, and that they differ
     r"backbone\.0\.encoder\.(encoder\.)?(?P<tail>.+)": "backbone.",
     r"backbone\.0\.projector\.(?P<tail>.+)": "neck.",
-    r"backbone\.0\.cross_attn_projector\.(?P<tail>.+)": "neck.keypoints.",
-    r"(?P<tail>(transformer|query_feat|(refpoint|class|bbox|keypoint)_embed|segmentation_head)\..+)": "bbox_head.",
+    r"backbone\.0\.(?P<tail>\w+_projector\..+)": "neck.",  # of a head for more than boxes
+    r"(?P<tail>(transformer|query_feat|\w+_embed|segmentation_head)\..+)": "bbox_head.",
 }
 _RFDETR_TRANSFORMERS: Table = {
     r".+\.mask_token": None,
@@ -92,10 +92,11 @@ def trained_classes(checkpoint: Mapping) -> dict[int, str]:
 
 def with_named_outputs(state: Mapping[str, Tensor], names: Mapping[int, str]) -> tuple[dict[str, Tensor], str]:
     """The state dict of an RF-DETR without outputs that have no name, and a sentence on its outputs. More names than
-    outputs are a `CheckpointMismatchError`. Of a model with keypoints, the outputs that have them stay.
+    outputs are a `CheckpointMismatchError`. Where some have more than a box, these stay.
     """
-    if KEYPOINTS in state and state[KEYPOINTS].any():
-        rows = state[KEYPOINTS].any(1).nonzero()[:, 0]
+    active = next((value for key, value in state.items() if re.fullmatch(ACTIVE, key) and value.any()), None)
+    if active is not None:
+        rows = active.any(1).nonzero()[:, 0]
         return {key: value[rows] if re.fullmatch(CLASSES, key) else value for key, value in state.items()}, ""
     outputs = next((len(value) for key, value in state.items() if re.fullmatch(CLASSES, key)), 0)
     if not names or not outputs or (names.get(0), [*names.values()][-1], len(names), outputs) == COCO:

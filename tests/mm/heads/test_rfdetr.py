@@ -1,11 +1,9 @@
 """RF-DETR against golden outputs of its authors' wheel and of transformers, on weights drawn by their names."""
 
-import json
-
 import pytest
 import torch
-from conftest import REPO, relative_error
-from rfdetr_drawn import normal, same_points, targets, weights
+from conftest import relative_error
+from rfdetr_drawn import GOLDEN, assert_same_losses, normal, same_points, shapes_of, targets, weights
 from safetensors.torch import load_file
 
 pytest.importorskip("mmdet")
@@ -17,7 +15,6 @@ from mmengine.structures import InstanceData
 
 from vitdense.checkpoint.load import fit_whole
 
-GOLDEN = REPO / "tests/data/golden"
 SIZES = {  # image, decoder layers, windows, patch, queries, masks
     "Nano": (384, 2, 2, 16, 300, False),
     "Small": (512, 3, 2, 16, 300, False),
@@ -52,18 +49,6 @@ def make(size, num_classes=91, **options):
     ).eval()
 
 
-def shapes_of(name):
-    """Keys and shapes of a file of a model."""
-    content = json.loads((GOLDEN / "rfdetr_keys.json").read_text())
-    number = content["models"].index(name)
-    found = {}
-    for key, rows in content["keys"].items():
-        for shape, models in rows.items():
-            if number in models:
-                found[key] = tuple(int(n) for n in shape.split("x") if n)
-    return found
-
-
 def load(model, name, **shapes):
     """Weights drawn by the names of a file, through the production loader."""
     wanted = {key: shapes.get(key.replace(".", "_"), shape) for key, shape in shapes_of(name).items()}
@@ -71,18 +56,6 @@ def load(model, name, **shapes):
     model.load_state_dict(state, strict=True)
     assert not report.kept_at_init
     return model
-
-
-def assert_same_losses(losses, golden, names):
-    """All losses of a golden file, whose names of kinds are these."""
-    compared = set()
-    for key, value in losses.items():
-        start, _, kind = key.rpartition("loss_")
-        end = "_enc" if start == "enc_" else f"_{start[1:-1]}" if start else ""
-        theirs = f"loss/loss_{names.get(kind, kind)}{end}"
-        assert value.item() == pytest.approx(golden[theirs].item(), rel=1e-5), key
-        compared.add(theirs)
-    assert compared == {key for key in golden if key.startswith("loss/")}
 
 
 GOLDENS = {"rfdetr_n": "Nano", "rfdetr_seg_n": "SegNano"}

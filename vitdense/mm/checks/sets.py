@@ -16,7 +16,7 @@ from mmengine.registry import DATASETS
 
 from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
-from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes, type_name
+from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
 from vitdense.mm.data.coco import DOUBLES, parse, read_coco, used
 from vitdense.mm.data.faults import Fault, Samples, Size
 from vitdense.mm.data.images import (
@@ -27,11 +27,11 @@ from vitdense.mm.data.images import (
     keeps_orientation,
     read_image_file,
 )
-from vitdense.mm.data.keypoints import PERSON, keypoint_faults, metainfo_of
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.voc import read_voc
 from vitdense.mm.errors import count, join_some
+from vitdense.seams import kind_of
 
 BOXES_ALONE = (
     "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
@@ -251,32 +251,6 @@ class AnnotatedSet(DataSet):
             yield f"boxes of other categories, not used: {join_some(others)}"
 
 
-class KeypointSet(AnnotatedSet):
-    """Instances with keypoints."""
-
-    def read(self) -> Samples:
-        samples, content = super().read(), parse(Path(self.file))
-        samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
-        points = [one["keypoints"][2::3] for one in content.get("annotations", ()) if one.get("keypoints")]
-        labelled = sum(any(flags) for flags in points)
-        samples.rows.append(f"{count(labelled, 'annotations')} with keypoints that are labelled")
-        return samples
-
-    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
-        yield from super().faults(first, trained)
-        about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
-        number, head = len(about["keypoints"]), self.cfg.model.get("bbox_head") or {}
-        expected = head.get("num_keypoints", len(PERSON["keypoints"]))
-        if type_name(head) == "RFDETRKeypointHead" and expected != number:
-            what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {expected}"
-            yield Fault(what, self.where, fix=f"set it to {number}")
-        if not self.training and len(about["sigmas"]) != number:
-            what = f"the metric needs a sigma for each of {number} keypoints, got {len(about['sigmas'])}"
-            yield Fault(
-                what, self.where, fix="add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
-            )
-
-
 class PanopticSet(AnnotatedSet):
     """Segments, in a JSON file and PNGs."""
 
@@ -489,6 +463,6 @@ def _format(dataset: dict, kind: type | None) -> type[DataSet]:
         return MapSet
     if annotation_file(dataset) and is_panoptic(kind):
         return PanopticSet
-    if annotation_file(dataset) and "keypoints" in kind.METAINFO:
-        return KeypointSet
+    if module := kind_of(kind):
+        return module.Checks
     return AnnotatedSet if annotation_file(dataset) and reads_coco(kind) else DataSet

@@ -22,6 +22,7 @@ from vitdense.mm.config.own_data import EPOCHS, FINETUNE, ITERS, SEGMENTORS, Dat
 from vitdense.mm.config.print import check_new_file
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.errors import ConfigError
+from vitdense.seams import options_of
 
 MIN_MEMORY = 8e9  # bytes of a GPU, with which a detector is a cascade
 SMALL = {
@@ -37,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
     with exit_on_user_error():
         check_new_file(args.out, args.force)
         if args.task == "detection":
+            kinds = [module.labels(args) for module in options_of("new detection")]
+            args.labels = next(filter(None, kinds), None)
             set_method(args)
         data = read(args)
         text = config_text(args, data)
@@ -77,10 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--method", choices=("cascade", "mask_rcnn", "rfdetr"), help=rfdetr)
     add("--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask")
     add("--masks", action="store_true", help="of rfdetr, which otherwise trains on boxes alone")
-    add(
-        "--keypoints", action="store_true", help="of rfdetr: boxes and keypoints, of data of one category that has them"
-    )
     add("--weights", metavar="FILE", help=weights)
+    for module in options_of("new detection"):
+        module.add_options(tasks.choices["detection"])
     add = tasks.add_parser("segmentation", help="label maps: images of class indices").add_argument
     add("--head", choices=SEGMENTORS, help="default: upernet; linear and dpt are on plain ViTs")
     add("--labels", required=True, **folder, help="label maps")
@@ -126,10 +128,10 @@ def set_method(args: argparse.Namespace) -> None:
                 "--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model"
             )
     is_rfdetr = args.method == "rfdetr"
-    if (args.masks or args.weights or (args.keypoints and not args.base)) and not is_rfdetr:
-        raise ConfigError("--masks, --keypoints, --weights: they belong to --method rfdetr; leave them out")
-    if args.masks + args.boxes + args.keypoints > 1:
-        raise ConfigError("--masks, --boxes, --keypoints: got several; leave all but one out")
+    if (args.masks or args.weights) and not is_rfdetr:
+        raise ConfigError("--masks, --weights: they belong to --method rfdetr; leave them out")
+    if args.masks and args.boxes:
+        raise ConfigError("--masks, --boxes: got both; leave one out")
     if is_rfdetr and args.backbone:
         raise ConfigError(
             "--backbone: rfdetr starts from whole models; for other trunks give --base rfdetr_deit_s_coco"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.registry import DATASETS
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import read_text
@@ -21,17 +22,17 @@ from vitdense.mm.config.files import CONFIGS, find_config
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
-from vitdense.mm.config.query import class_heads
+from vitdense.mm.config.query import class_heads, find_class
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.console import command_line, result_commands
 from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import Samples, refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
-from vitdense.mm.data.keypoints import metainfo_of
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, count, join_some
+from vitdense.seams import kind_of
 
 DETECTORS = {  # (method, boxes only) -> recipe
     ("cascade", False): "cascade_swin_t_coco",
@@ -41,9 +42,7 @@ DETECTORS = {  # (method, boxes only) -> recipe
     ("rfdetr", False): "rfdetr_seg_s_coco",
     ("rfdetr", True): "rfdetr_s_coco",
 }
-KEYPOINTS = "rfdetr_keypoints_coco"
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
-KEYPOINT_ROWS = r"bbox_head\.(decoder\.kinds|(first_)?points\.queries)"  # likewise, a row of each keypoint
 SEGMENTORS = {  # head -> recipe
     "upernet": "upernet_swin_t_ade20k",
     "linear": "linear_dinov3_s_ade20k",
@@ -62,6 +61,23 @@ EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
 
 
 @dataclass(frozen=True)
+class Labels:
+    """A kind of labels that an extension knows, of a detector's data.
+
+    Attributes:
+        recipe: Name of the recipe.
+        dataset: Type of the data sets.
+        options: Other options of the config, by dotted keys.
+        fresh: Regular expressions of parameters that are drawn, not loaded.
+    """
+
+    recipe: str
+    dataset: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Data:
     """What a config says of its data.
 
@@ -73,7 +89,6 @@ class Data:
         train: Other arguments of the training set.
         val: Likewise.
         densest: Most objects of an image, of a detector's data.
-        num_keypoints: Of the category, where keypoints are trained; otherwise 0.
         written: Annotation files to write, by their paths.
     """
 
@@ -84,7 +99,6 @@ class Data:
     train: Mapping[str, Any]
     val: Mapping[str, Any]
     densest: int = 0
-    num_keypoints: int = 0
     written: Mapping[Path, Mapping] = field(default_factory=dict)
 
 
@@ -140,19 +154,7 @@ def _annotated(args: argparse.Namespace) -> Data:
     shared = {} if is_panoptic else {"metainfo": {"classes": classes}}
     densest = 0 if is_panoptic else max(one.densest for one in found.values())
     line = describe("Panoptic segmentation" if is_panoptic else "Detection", classes, sizes, found["val"].sizes)
-    points = _num_keypoints(args.train, classes, written.get(args.train)) if vars(args).get("keypoints") else 0
-    more = {"densest": densest, "num_keypoints": points, "written": written}
-    return Data(line, root, _short_side(sizes), shared, **own, **more)
-
-
-def _num_keypoints(file: Path, classes: Sequence[str], written: Mapping | None) -> int:
-    """Keypoints of the one category of a file."""
-    if written is not None or len(classes) != 1:
-        got = "YOLO's format" if written is not None else f"{file} with {count(len(classes), 'categories')}"
-        raise ConfigError(
-            f"--keypoints: got {got}, expected COCO's with one category, which has 'keypoints'; leave out others"
-        )
-    return len(metainfo_of(file, {})["keypoints"])
+    return Data(line, root, _short_side(sizes), shared, **own, densest=densest, written=written)
 
 
 def _check_folder(option: str, folder: Path, name: str) -> None:
@@ -273,8 +275,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     changed = Config({"model": model})
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-    points = {"model.bbox_head.num_keypoints": data.num_keypoints} if data.num_keypoints else {}
-    changed.merge_from_dict({**limits, **points, **_of_other_data(cfg, data)})
+    labels: Labels | None = vars(args).get("labels")
+    changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data)})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
     lines = [
         docstring(data.line, commands(args.out)),
@@ -290,7 +292,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         lines.append(f"model = {code(model, prefix=8)}{reason}")
     if is_rfdetr:
         lines.append(f"load_from = {code(args.weights or find_published(base.stem).address)}")
-        patterns = [CLASS_HEADS, KEYPOINT_ROWS] if data.num_keypoints else [CLASS_HEADS]
+        patterns = [CLASS_HEADS, *(labels.fresh if labels else ())]
         fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
         lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
     if backbone.get("frozen_stages") == "all":
@@ -301,8 +303,9 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
     lines.append(f"dataset = {code(shared, prefix=10)}")
     for split, own in (("train", data.train), ("val", data.val)):
-        task = "keypoints" if data.num_keypoints else args.task
-        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, task)}
+        types = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}
+        kind = labels.dataset if labels else types.get(args.task)
+        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, kind)}
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
     if evaluator:
@@ -330,11 +333,9 @@ def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
     return changed
 
 
-def _replacing(cfg: Config, split: str, task: str) -> dict[str, Any]:
-    """What a data set needs that takes the place of the base's, of a type with other arguments."""
+def _replacing(cfg: Config, split: str, own: str | None) -> dict[str, Any]:
+    """What a data set of the type `own` needs that takes the place of the base's, of a type with other arguments."""
     dataset = cfg[f"{split}_dataloader"].dataset
-    names = {"detection": "CocoDataset", "keypoints": "vitdense.KeypointDataset"}
-    own = {**names, "panoptic": "vitdense.PanopticDataset"}.get(task)
     if dataset.type == own if own else "draw" not in dataset:
         return {}
     kind = {"type": own} if own else {}
@@ -347,10 +348,11 @@ def _recipe(args: argparse.Namespace) -> Path:
     if args.task == "panoptic":
         name = PANOPTIC
     elif args.task == "detection":
-        name = KEYPOINTS if args.keypoints else DETECTORS[args.method, args.boxes]
+        labels = vars(args).get("labels")
+        name = labels.recipe if labels else DETECTORS[args.method, args.boxes]
     else:
         name = SEGMENTORS[args.head or "upernet"]
-    return CONFIGS / f"{name}.py"
+    return find_config(name)
 
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:
@@ -361,9 +363,11 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
     for split in ("train", "val"):
         if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
             raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
-    if ("num_keypoints" in (cfg.model.get("bbox_head") or {})) != bool(vars(args).get("keypoints")):
-        has = "has no keypoints" if vars(args).get("keypoints") else "has keypoints, and needs --keypoints"
-        raise ConfigError(f"--base: {args.base} {has}")
+    kind, labels = cfg.train_dataloader.dataset.type, vars(args).get("labels")
+    module = kind_of(find_class(DATASETS, kind, cfg))
+    if module is not (kind_of(find_class(DATASETS, labels.dataset, cfg)) if labels else None):
+        fix = f"expected {labels.dataset}" if labels else "give the option for its labels"
+        raise ConfigError(f"--base: {args.base} is for labels of {kind}; {fix}")
     if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
         raise ConfigError(
             f"--boxes: {args.base} has a mask head; start from a config without one, such as "

@@ -6,6 +6,8 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.registry import Registry
 
+from vitdense.seams import loaders
+
 SPLITS = ("train", "val", "test")
 # Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
 CLASS_HEADS = ("bbox_head", "mask_head", "point_head", "mask_iou_head", "decode_head", "auxiliary_head")
@@ -65,8 +67,8 @@ def type_name(step: object) -> str:
 
 
 def loads_labels(step: object) -> bool:
-    """Whether a step of a pipeline is a loader of annotations: of mmdet's, mmseg's, mmdet's panoptic ones, or ours."""
-    return type_name(step) in ("LoadAnnotations", "LoadPanopticAnnotations", "LoadKeypoints")
+    """Whether a step of a pipeline is a loader of annotations."""
+    return type_name(step) in ("LoadAnnotations", "LoadPanopticAnnotations", *loaders())
 
 
 def leaf_datasets(dataset: dict) -> Iterator[dict]:

@@ -22,10 +22,7 @@ from mmengine.logging import print_log
 from vitdense.files import state_of
 from vitdense.mm.data.classes import category_ids
 from vitdense.mm.data.coco import KEPT, ImageId, Source, forget, overview, parse, without_doubles
-from vitdense.mm.data.figures import FIGURE, draw_figures
 from vitdense.mm.data.kept import cache_file, evict, read_tensors, write_tensors
-from vitdense.mm.data.keypoint_steps import LoadKeypoints  # noqa: F401  registers it
-from vitdense.mm.data.keypoints import PERSON, kinds_of, metainfo_of
 from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.data.shapes import CLASSES, PALETTE, STUFF, DrawnOnDemand
 from vitdense.mm.errors import ConfigError
@@ -68,23 +65,6 @@ class OnceCOCO(NamedCOCO):
         super().index(without_doubles(content))
 
 
-class KeypointCOCO(NamedCOCO):
-    """Boxes, and in the place of masks keypoints."""
-
-    def index(self, content: Mapping) -> None:
-        mirrored = {category["id"]: kinds_of(category).mirrored for category in content["categories"]}
-        rows = []
-        for one in content.get("annotations", ()):
-            own = mirrored.get(one["category_id"], [])
-            points = one.get("keypoints") or [0] * (3 * len(own))
-            rows.append({**one, "segmentation": {"points": points, "mirrored": own}})
-        super().index({**content, "annotations": rows})
-
-
-class OnceKeypointCOCO(KeypointCOCO, OnceCOCO):
-    """Each object once."""
-
-
 class NamedPanoptic(ByName, COCOPanoptic):
     """Segments."""
 
@@ -113,8 +93,9 @@ class Kept:
             self._map(file, of)
 
     def _kept_file(self) -> Path | None:
-        path, is_plain = Path(self.ann_file), not (self.backend_args or self.proposal_file)
-        if type(self).__module__ != __name__ or not (is_plain and self.serialize_data and path.is_file()):
+        path, is_ours = Path(self.ann_file), type(self).__module__.startswith("vitdense.")
+        is_plain = self.serialize_data and not (self.backend_args or self.proposal_file)
+        if not (is_ours and is_plain and path.is_file()):
             return None
         if path.stat().st_size < KEPT:
             return None
@@ -180,31 +161,6 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
 
 
 @DATASETS.register_module()
-class KeypointDataset(CocoDataset):
-    """`CocoDataset` of one class with keypoints, as COCO's people have them.
-
-    Its `metainfo` has ``keypoints``, ``skeleton`` and ``sigmas`` too, see `Kinds`: its own, else of the category in the
-    annotation file, else of COCO's person. A step `LoadKeypoints` loads them.
-
-    Args:
-        drop_doubles: See `CocoDataset`.
-        *args, **options: Of mmdet's class.
-
-    Raises:
-        ConfigError: The category has no keypoints, or its skeleton or sigmas are those of others.
-    """
-
-    COCOAPI, ONCE = KeypointCOCO, OnceKeypointCOCO
-    METAINFO = {"classes": ("person",), "palette": [(220, 20, 60)], **kinds_of(PERSON)._asdict()}  # noqa: RUF012
-
-    def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:
-        file = Path(options.get("data_root") or "", ann_file)
-        if ann_file and file.is_file():
-            metainfo = metainfo_of(file, metainfo or {})
-        super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
-
-
-@DATASETS.register_module()
 class PanopticDataset(Kept, mmdet.datasets.CocoPanopticDataset):
     """mmdet's `CocoPanopticDataset` for any categories, in any order in the file, and for images of any suffix.
 
@@ -242,18 +198,6 @@ class ShapesDataset(DrawnOnDemand, CocoDataset):
     """
 
     METAINFO = {"classes": CLASSES, "palette": PALETTE}  # noqa: RUF012
-
-
-@DATASETS.register_module()
-class FiguresDataset(DrawnOnDemand, KeypointDataset):
-    """Figures with keypoints of an embedded data set.
-
-    Usual paths under ``data_root``: ``ann_file='annotations/keypoints_train.json'``,
-    ``data_prefix=dict(img='train/')``, and the same with ``val``.
-    """
-
-    METAINFO = {"classes": ("figure",), "palette": PALETTE[:1], **kinds_of(FIGURE)._asdict()}  # noqa: RUF012
-    draws = staticmethod(draw_figures)
 
 
 @DATASETS.register_module()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vitdense.export.select import Found, FoundKeypoints, best, clip, corners, pack, sides, suppress, take
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
-from vitdense.mm.heads.rfdetr.head import RFDETRHead, shown_keypoints
+from vitdense.mm.heads.rfdetr.head import RFDETRHead
 
 # Pairs of a box and a class that enter the last suppression, of an image; mmdet takes all above `score_thr`.
 CANDIDATES = 2000
@@ -217,9 +217,9 @@ def _of_rfdetr(
     scores, labels, queries = head.best(layer)  # [B, N] each
     boxes = corners(take(layer.boxes, queries), head.extent(maps))  # [B, N, 4]
     found = pack(clip(boxes, size), scores, labels)
-    if layer.keypoints is not None:
-        sizes = sides(head.extent(maps), boxes)[:2]
-        return FoundKeypoints(*found, shown_keypoints(take(layer.keypoints, queries), sizes)), None
+    if layer.more is not None:
+        size = sides(head.extent(maps), boxes)[:2]
+        return FoundKeypoints(*found, head.shown(take(layer.more, queries), size)), None
     if layer.masks is None:
         return found, None
     return found, layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()

@@ -41,8 +41,8 @@ class TiledDetector(BaseTTAModel):
             raise OptionError(
                 "tiles: got a panoptic model, expected a detector: test_cfg.panoptic_on=False makes it one"
             )
-        if hasattr(getattr(self.module, "bbox_head", None), "num_keypoints"):
-            raise OptionError("tiles: got a detector of keypoints, which are not merged, expected one without")
+        if refused := getattr(getattr(self.module, "bbox_head", None), "not_in_tiles", None):
+            raise OptionError(f"tiles: got {refused}")
         self.side, self.overlap = side, overlap
         self.pipeline = Compose(pipeline)
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
-KEYPOINT_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # of OKS
 FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # of annotations, that every evaluation reads
 
 _evaluated_in: int | None = None  # the process that has hotcoco's threads
@@ -80,23 +79,20 @@ class Evaluation:
         """
         recall = self.recall[:, chosen]  # [T, K, 4, M]
         limit = self.limits.index(ap_limit) if ap_limit in self.limits else -1
-        values = self._precisions("sml", chosen, limit)
-        values |= {f"AR@{limit}": _mean(recall[..., 0, i]) for i, limit in zip(range(3), (100, 300, 1000))}
-        return values | {f"AR_{size}@1000": _mean(recall[..., area, -1]) for area, size in enumerate("sml", 1)}
+        values = self.precisions("sml", chosen, limit)
+        values |= {f"AR@{limit}": mean(recall[..., 0, i]) for i, limit in zip(range(3), (100, 300, 1000))}
+        return values | {f"AR_{size}@1000": mean(recall[..., area, -1]) for area, size in enumerate("sml", 1)}
 
-    def keypoint_figures(self) -> dict[str, float]:
-        """`KEYPOINT_ITEMS`, 0 to 1, as pycocotools defines them; -1 where there is no object."""
-        return {**self._precisions("ml"), "AR": _mean(self.recall[..., 0, -1])}
-
-    def _precisions(self, sizes: str, chosen: Sequence[int] | slice = slice(None), limit: int = -1) -> dict[str, float]:
+    def precisions(self, sizes: str, chosen: Sequence[int] | slice = slice(None), limit: int = -1) -> dict[str, float]:
+        """``mAP``, of IoU 0.5 and 0.75, and of areas by their letters; for the other arguments see `figures`."""
         precision = self.precision[:, :, chosen]  # [T, recalls, K, areas, M]
-        values = {"mAP": _mean(precision[..., 0, limit])}
+        values = {"mAP": mean(precision[..., 0, limit])}
         for name, threshold in (("mAP_50", 0.5), ("mAP_75", 0.75)):
-            values[name] = _mean(precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
-        return values | {f"mAP_{size}": _mean(precision[..., area, -1]) for area, size in enumerate(sizes, 1)}
+            values[name] = mean(precision[np.isclose(self.thresholds, threshold)][..., 0, -1])
+        return values | {f"mAP_{size}": mean(precision[..., area, -1]) for area, size in enumerate(sizes, 1)}
 
 
-def _mean(values: np.ndarray) -> float:
+def mean(values: np.ndarray) -> float:
     """The mean of the values that there are."""
     values = values[values > -1]
     return float(values.mean()) if values.size else -1.0

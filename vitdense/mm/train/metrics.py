@@ -21,7 +21,7 @@ from vitdense.mm.data.coco import ImageId, Source, parse, without_doubles
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
-from vitdense.mm.train.coco_engines import BOX_ITEMS, KEYPOINT_ITEMS, Evaluation, Found, chosen_engine, evaluate
+from vitdense.mm.train.coco_engines import BOX_ITEMS, Evaluation, Found, chosen_engine, evaluate
 
 # mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
 _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
@@ -246,56 +246,6 @@ class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
 @METRICS.register_module()
 class FasterCocoMetric(_CocoMixin, _FASTER):
     """COCO box and mask AP, with mmdet's arguments: as many objects of an image count as `proposal_nums` ends with."""
-
-
-@METRICS.register_module()
-class KeypointMetric(FasterCocoMetric):
-    """`FasterCocoMetric` of boxes, and the AP of keypoints by OKS, of 20 objects of an image.
-
-    Sigmas are those of the data's `metainfo`, see `Kinds`.
-
-    Raises:
-        ConfigError: Results have no keypoints; there are no sigmas, or for another number of keypoints.
-    """
-
-    def read(self, source: Source) -> Mapping:
-        """The content of an annotation file; objects without keypoints get some that are not labelled."""
-        content = super().read(source)
-        numbers = {one["id"]: len(one.get("keypoints") or ()) for one in content["categories"]}
-        annotations = []
-        for one in content.get("annotations", ()):
-            points = one.get("keypoints") or [0] * (3 * numbers.get(one["category_id"], 0))
-            labelled = sum(flag > 0 for flag in points[2::3])
-            annotations.append({"num_keypoints": labelled, **one, "keypoints": points})
-        return {**content, "annotations": annotations}
-
-    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """As mmdet's."""
-        super().process(data_batch, data_samples)
-        for (_, found), sample in zip(self.results[-len(data_samples) :], data_samples):
-            if "keypoints" not in sample["pred_instances"]:
-                raise ConfigError("metric of keypoints: got results without; --tta has none, nor has another model")
-            found["keypoints"] = sample["pred_instances"]["keypoints"].cpu().numpy()
-
-    def compute_metrics(self, results: list) -> dict[str, float]:
-        """``keypoints_mAP`` and the others of `KEYPOINT_ITEMS`, and those of boxes."""
-        if self.format_only:
-            raise ConfigError(
-                "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"
-            )
-        values, sigmas = super().compute_metrics(results), self.dataset_meta.get("sigmas", ())
-        found = [one for _, one in results]
-        if len(sigmas) != found[0]["keypoints"].shape[1]:
-            raise ConfigError(
-                f"metric of keypoints: got {len(sigmas)} sigmas for {found[0]['keypoints'].shape[1]} keypoints; give "
-                f"as many, 'sigmas' of the category in the annotation file, or metainfo=dict(sigmas=[...]) of the data"
-            )
-        figures = dict.fromkeys(KEYPOINT_ITEMS, 0.0)
-        if any(len(one["bboxes"]) for one in found):
-            points = [row.ravel().tolist() for one in found for row in one["keypoints"]]  # [3 K] each
-            options = {"limits": [20], "fields": ["keypoints", "num_keypoints"], "kpt_oks_sigmas": np.array(sigmas)}
-            figures = self._evaluate("keypoints", found, {"keypoints": points}, **options).keypoint_figures()
-        return values | {f"keypoints_{item}": round(value, 3) for item, value in figures.items()}
 
 
 def count_segments(

@@ -9,7 +9,7 @@ from vitdense.checkpoint.rename import Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import Family, same
 
 
-def _layers(theirs: str, ours: str, **names: str) -> tuple[Rule, ...]:
+def layers(theirs: str, ours: str, **names: str) -> tuple[Rule, ...]:
     """Modules by our names, of which theirs are the values, at a path."""
     return tuple(Rule(f"{theirs}{other}.*", f"{ours}{own}.*") for own, other in names.items())
 
@@ -21,20 +21,17 @@ def _projector(path: str, norm: str, first: str, last: str, blocks: str, parts: 
         *((f"{path}{name}.", f"{own}.") for name, own in ((first, "first"), (last, "last"))),
         *((f"{path}{blocks}.{{i}}.{part}.", f"blocks.{{i}}.{number}.") for number, part in enumerate(parts)),
     ):
-        rules += _layers(theirs, ours, conv="conv", norm=norm)
+        rules += layers(theirs, ours, conv="conv", norm=norm)
     return rules
 
 
 _CONVS = ("first", "last", "blocks.{i}.0", "blocks.{i}.1")
-_PARTS = ("norm.*", *(f"{conv}.{part}.*" for conv in _CONVS for part in ("conv", "norm")))
-_STAGES = (*_projector("stages.0.0.", "bn", "cv1", "cv2", "m", ("cv1", "cv2")), Rule("stages.0.1.*", "norm.*"))
+PARTS = ("norm.*", *(f"{conv}.{part}.*" for conv in _CONVS for part in ("conv", "norm")))
+STAGES = (*_projector("stages.0.0.", "bn", "cv1", "cv2", "m", ("cv1", "cv2")), Rule("stages.0.1.*", "norm.*"))
 PROJECTOR = Family(
     (
-        Scheme("vitdense", same(*_PARTS, *(f"keypoints.{part}" for part in _PARTS))),
-        Scheme(
-            "rfdetr",
-            (*_STAGES, *(Rule(f"keypoints.{rule.theirs}", f"keypoints.{rule.ours}") for rule in _STAGES)),
-        ),
+        Scheme("vitdense", same(*PARTS)),
+        Scheme("rfdetr", STAGES),
         Scheme(
             "transformers",
             (
@@ -47,8 +44,8 @@ PROJECTOR = Family(
     may_be_missing=(),
 )
 
-_SAMPLING = {f"cross.{name}": name for name in ("sampling_offsets", "attention_weights", "value_proj", "output_proj")}
-_LAYER = ("qk", "v", "proj", *_SAMPLING, "fc1", "fc2", "norm1", "norm2", "norm3")
+SAMPLING = {f"cross.{name}": name for name in ("sampling_offsets", "attention_weights", "value_proj", "output_proj")}
+_LAYER = ("qk", "v", "proj", *SAMPLING, "fc1", "fc2", "norm1", "norm2", "norm3")
 _MASKS = (
     *(f"blocks.{{i}}.{name}" for name in ("conv", "norm", "fc")),
     "pixel_proj",
@@ -57,23 +54,16 @@ _MASKS = (
     "fc1",
     "fc2",
 )
-_CROSS = {f"point_{name}": f"kp_cross_attn.{other}" for name, other in _SAMPLING.items()}
-_POINTS = {"point_fc1": "kp_linear1", "point_fc2": "kp_linear3", "joint_norm": "kp_inst_norm", "point_norm1": "kp_norm"}
-_POINTS |= {"point_norm2": "kp_cross_attn_norm", "point_norm3": "kp_norm5"}
-_QUERIES = {"points": "keypoint_query_initializer", "first_points": "keypoint_query_initializer_enc"}  # ours, theirs
-_OURS = same(
+OURS = same(
     *("queries.weight", "references.weight", "classes.*", "box.layers.{i}.*", "decoder.norm.*", "masks.bias"),
     *(f"decoder.layers.{{i}}.{name}.*" for name in _LAYER),
     *("decoder.position.layers.{i}.*", "selections.{i}.box.layers.{j}.*"),
     *(f"selections.{{i}}.{name}.*" for name in ("proj", "norm", "classes")),
     *(f"masks.{name}.*" for name in _MASKS),
-    *("decoder.kinds", "decoder.layers.{i}.joint_scale", "decoder.layers.{i}.joint.*", "keypoints.layers.{i}.*"),
-    *(f"decoder.layers.{{i}}.{name}.*" for name in (*_CROSS, *_POINTS)),
-    *("first_keypoints.{i}.layers.{j}.*", "points.*", "first_points.*"),
 )
-_JOINED = Transform(lambda x: x.split((len(x) // 3 * 2, len(x) // 3)), lambda *x: torch.cat(x))
+JOINED = Transform(lambda x: x.split((len(x) // 3 * 2, len(x) // 3)), lambda *x: torch.cat(x))
 _PAIR = Transform(lambda *x: torch.cat(x), lambda x: x.chunk(2))
-_AT = "decoder.layers.{i}."
+AT = "decoder.layers.{i}."
 
 
 def _head(path: str, references: str) -> tuple[Rule, ...]:
@@ -89,63 +79,40 @@ def _head(path: str, references: str) -> tuple[Rule, ...]:
     )
 
 
-_AUTHORS = (
+AUTHORS = (
     *_head("transformer.", "refpoint_embed"),
     *(
-        Rule(f"transformer.{_AT}self_attn.in_proj_{x}", (f"{_AT}qk.{x}", f"{_AT}v.{x}"), _JOINED)
+        Rule(f"transformer.{AT}self_attn.in_proj_{x}", (f"{AT}qk.{x}", f"{AT}v.{x}"), JOINED)
         for x in ("weight", "bias")
     ),
-    *_layers(f"transformer.{_AT}self_attn.", _AT, proj="out_proj"),
-    *_layers(f"transformer.{_AT}cross_attn.", _AT, **_SAMPLING),
-    *_layers(f"transformer.{_AT}", _AT, fc1="linear1", fc2="linear2", norm1="norm1", norm2="norm2", norm3="norm3"),
+    *layers(f"transformer.{AT}self_attn.", AT, proj="out_proj"),
+    *layers(f"transformer.{AT}cross_attn.", AT, **SAMPLING),
+    *layers(f"transformer.{AT}", AT, fc1="linear1", fc2="linear2", norm1="norm1", norm2="norm2", norm3="norm3"),
     Rule("transformer.decoder.norm.*", "decoder.norm.*"),
-    *(
-        Rule(f"transformer.{_AT}kp_inst_self_attn.in_proj_{x}", (f"{_AT}joint.qk.{x}", f"{_AT}joint.v.{x}"), _JOINED)
-        for x in ("weight", "bias")
-    ),
-    *_layers(f"transformer.{_AT}kp_inst_self_attn.", f"{_AT}joint.", proj="out_proj"),
-    *_layers(f"transformer.{_AT}", _AT, **_CROSS, **_POINTS),
-    Rule(f"transformer.{_AT}instance_kp_layer_scale", f"{_AT}joint_scale"),
-    Rule("transformer.decoder.keypoint_pos_embed", "decoder.kinds"),
-    *(Rule(f"transformer.{theirs}.queries", f"{ours}.queries") for ours, theirs in _QUERIES.items()),
-    *(
-        rule
-        for ours, theirs in _QUERIES.items()
-        for rule in _layers(
-            f"transformer.{theirs}.",
-            f"{ours}.",
-            **{"fc1": "adaLN_modulation.0", "fc2": "adaLN_modulation.2", "proj": "out_proj"},
-        )
-    ),
-    Rule("transformer.enc_out_keypoint_embed.{i}.layers.{j}.*", "first_keypoints.{i}.layers.{j}.*"),
-    Rule("keypoint_embed.layers.{i}.*", "keypoints.layers.{i}.*"),
     Rule("segmentation_head.bias", "masks.bias"),
-    *_layers("segmentation_head.blocks.{i}.", "masks.blocks.{i}.", conv="dwconv", norm="norm", fc="pwconv1"),
-    *_layers(
+    *layers("segmentation_head.blocks.{i}.", "masks.blocks.{i}.", conv="dwconv", norm="norm", fc="pwconv1"),
+    *layers(
         "segmentation_head.query_features_block.", "masks.", norm="norm_in", **{"fc1": "layers.0", "fc2": "layers.2"}
     ),
-    *_layers("segmentation_head.", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
+    *layers("segmentation_head.", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
 )
 _TRANSFORMERS = (
     *_head("", "reference_point_embed"),
-    *(
-        Rule(tuple(f"{_AT}self_attn.{name}_proj.{x}" for name in "qk"), f"{_AT}qk.{x}", _PAIR)
-        for x in ("weight", "bias")
-    ),
-    *_layers(f"{_AT}self_attn.", _AT, v="v_proj", proj="o_proj"),
-    *_layers(f"{_AT}cross_attn.", _AT, **_SAMPLING),
-    *_layers(f"{_AT}mlp.", _AT, fc1="fc1", fc2="fc2"),
-    *_layers(_AT, _AT, norm1="self_attn_layer_norm", norm2="cross_attn_layer_norm", norm3="layer_norm"),
+    *(Rule(tuple(f"{AT}self_attn.{name}_proj.{x}" for name in "qk"), f"{AT}qk.{x}", _PAIR) for x in ("weight", "bias")),
+    *layers(f"{AT}self_attn.", AT, v="v_proj", proj="o_proj"),
+    *layers(f"{AT}cross_attn.", AT, **SAMPLING),
+    *layers(f"{AT}mlp.", AT, fc1="fc1", fc2="fc2"),
+    *layers(AT, AT, norm1="self_attn_layer_norm", norm2="cross_attn_layer_norm", norm3="layer_norm"),
     Rule("decoder.layernorm.*", "decoder.norm.*"),
     Rule("segmentation_bias", "masks.bias"),
-    *_layers("blocks.{i}.", "masks.blocks.{i}.", conv="depthwise_conv", norm="layernorm", fc="pointwise_conv"),
-    *_layers("query_features_block.", "masks.", norm="norm", fc1="mlp.fc1", fc2="mlp.fc2"),
-    *_layers("", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
+    *layers("blocks.{i}.", "masks.blocks.{i}.", conv="depthwise_conv", norm="layernorm", fc="pointwise_conv"),
+    *layers("query_features_block.", "masks.", norm="norm", fc1="mlp.fc1", fc2="mlp.fc2"),
+    *layers("", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
 )
 NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that are no category of COCO
 
 
-def _fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[Tensor, str]:
+def fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[Tensor, str]:
     """A tensor of a head of RF-DETR, by our names, with as many queries as the head has, and what to say of it.
 
     Of every group the first queries are taken. For more than there are, they are repeated in order: each reads a box of
@@ -168,9 +135,9 @@ def _fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[T
 
 
 HEAD = Family(
-    (Scheme("vitdense", _OURS), Scheme("rfdetr", _AUTHORS), Scheme("transformers", _TRANSFORMERS)),
+    (Scheme("vitdense", OURS), Scheme("rfdetr", AUTHORS), Scheme("transformers", _TRANSFORMERS)),
     ignored=(),
     may_be_missing=(),
-    fit_rows=_fit_rows,
+    fit_rows=fit_rows,
 )
 HEADS = {"rfdetr_projector": PROJECTOR, "rfdetr": HEAD}

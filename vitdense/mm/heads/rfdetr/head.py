@@ -1,7 +1,7 @@
 """RF-DETR (arXiv 2511.09554) as a head of mmdet's single-stage detectors, with and without masks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -72,6 +72,10 @@ class RFDETRHead(BaseModule):
 
     family = "rfdetr"
     Decoder, weights = Decoder, WEIGHTS
+    # A subclass that predicts more of an object: its name in results, its losses, and why tiles are refused.
+    more: str | None = None
+    terms: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]] | None = None
+    not_in_tiles: str | None = None
 
     def __init__(
         self,
@@ -143,7 +147,7 @@ class RFDETRHead(BaseModule):
         layers, (h, w) = self(x), self.extent(x)
         truths = [self.truth(sample.gt_instances, h, w) for sample in batch_data_samples]
         with without_autocast(x[0]):
-            return losses([_float(layer) for layer in layers], truths, self.num_groups, self.weights)
+            return losses([_float(layer) for layer in layers], truths, self.num_groups, self.weights, self.terms)
 
     def truth(self, instances: InstanceData, h: int, w: int) -> Truth:
         """Objects of an image in a map that is h x w pixels."""
@@ -186,11 +190,15 @@ class RFDETRHead(BaseModule):
                         for part in logits.split(AT_ONCE)
                     ]
                 )  # [n, height, width]
-            if layer.keypoints is not None:
-                sizes = layer.keypoints.new_tensor([w / scale[0], h / scale[1]])
-                results.keypoints = shown_keypoints(layer.keypoints[i, queries[i]], sizes)
+            if layer.more is not None:
+                size = layer.more.new_tensor([w / scale[0], h / scale[1]])
+                setattr(results, self.more, self.shown(layer.more[i, queries[i]], size))
             found.append(results)
         return found
+
+    def shown(self, more: Tensor, size: Tensor) -> Tensor:
+        """What a subclass predicts too, of objects ``[..., K, F]``, for an image of this width and height ``[2]``."""
+        raise NotImplementedError
 
     def scores(self, layer: Layer) -> Tensor:
         """Of queries and classes, ``[B, Q, C]``."""
@@ -202,15 +210,7 @@ class RFDETRHead(BaseModule):
         return scores, pairs % self.num_classes, pairs // self.num_classes
 
 
-def shown_keypoints(keypoints: Tensor, size: Tensor) -> Tensor:
-    """Predictions ``[..., K, 8]`` as x, y in pixels of a map of this width and height ``[2]``, and score,
-    ``[..., K, 3]``."""
-    keypoints = keypoints.float()
-    places = keypoints[..., :2] * size  # [..., K, 2]
-    return torch.cat([places, keypoints[..., 2:3].sigmoid()], dim=-1)  # [..., K, 3]
-
-
 def _float(layer: Layer) -> Layer:
     masks = layer.masks and type(layer.masks)(*(x.float() for x in layer.masks))
-    keypoints = None if layer.keypoints is None else layer.keypoints.float()
-    return Layer(layer.logits.float(), layer.boxes.float(), masks, keypoints)
+    more = None if layer.more is None else layer.more.float()
+    return Layer(layer.logits.float(), layer.boxes.float(), masks, more)

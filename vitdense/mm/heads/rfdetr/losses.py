@@ -3,7 +3,7 @@
 T objects of an image, C classes. Boxes are (cx, cy, w, h), 0 to 1 of a map.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,12 +16,10 @@ from torch import Tensor
 from vitdense.layers.mask_branch import PIXELS_PER_POINT, Masks, read_maps, read_masks, uncertain_points
 
 WEIGHTS = {"cls": 1.0, "bbox": 5.0, "giou": 2.0, "mask": 5.0, "dice": 5.0}
-WEIGHTS |= {"point": 1.0, "findable": 1.0, "visible": 1.0, "nll": 1.0}
 CLASS_COST = 2.0  # the other costs have the weights of the losses
 FOCAL = 0.25  # weight of objects in the cost of classes, and the exponent of the probability in IA-BCE
 LEAST = 0.01  # target of a matched query
 TINY = 1e-12  # of an area
-SMALL = 1e-7  # of an area that keypoints are measured by
 
 
 class Layer(NamedTuple):
@@ -31,13 +29,13 @@ class Layer(NamedTuple):
         logits: ``[B, G*Q, C]``.
         boxes: ``[B, G*Q, 4]``.
         masks: None for a detector of boxes.
-        keypoints: ``[B, G*Q, K, 8]``, see `keypoint_terms`; None for a detector without them.
+        more: What a subclass of the head predicts too, ``[B, G*Q, ...]``; else None.
     """
 
     logits: Tensor
     boxes: Tensor
     masks: Masks | None = None
-    keypoints: Tensor | None = None
+    more: Tensor | None = None
 
 
 class Truth(NamedTuple):
@@ -47,13 +45,13 @@ class Truth(NamedTuple):
         labels: ``[T]``.
         boxes: ``[T, 4]``.
         masks: Bool ``[T, H, W]``, of the pixels of the whole map; None for none.
-        keypoints: ``[T, K, 3]``: x, y, 0 to 1 of the map, and 0 not labelled, 1 hidden, 2 visible; None for none.
+        more: What a subclass of the head is taught too, ``[T, ...]``; else None.
     """
 
     labels: Tensor
     boxes: Tensor
     masks: Tensor | None = None
-    keypoints: Tensor | None = None
+    more: Tensor | None = None
 
 
 def overlaps(a: Tensor, b: Tensor, mode: str, is_aligned: bool) -> Tensor:
@@ -89,57 +87,34 @@ def mask_costs(masks: Masks, truths: Sequence[Truth]) -> list[Tensor]:
     return costs
 
 
-def keypoint_terms(found: Tensor, wanted: Tensor, areas: Tensor) -> dict[str, Tensor]:
-    """How far keypoints are from those of objects, by name, means over K. Shapes of all three are broadcast.
-
-    Args:
-        found: ``[..., K, 8]``: x, y; logits of being labelled and of being visible; of the precision of the place, the
-            lower triangle of its Cholesky factor as (log, number, log); a part of the class logit.
-        wanted: ``[..., K, 3]``, see `Truth`.
-        areas: Of the boxes of the objects, ``[...]``.
-
-    Returns:
-        ``point``: L1 distance over the root of the area, of labelled points; ``nll``: of these under the Gaussian
-        without its constant, the distance again by the area; ``findable`` and ``visible``: cross entropies. ``[...]``.
-    """
-    labelled = (wanted[..., 2] > 0).to(found.dtype)  # [..., K]
-    number, areas = labelled.sum(-1).clamp(min=1), areas.clamp(min=SMALL)
-    dx, dy = (found[..., :2] - wanted[..., :2]).unbind(-1)  # [..., K] each
-    first, between, second = found[..., 4:7].unbind(-1)
-    distance = (first.exp() * dx + between * dy) ** 2 + (second.exp() * dy) ** 2
-    nll = distance / (2 * areas[..., None]) - first - second
-    terms = {
-        "point": ((dx.abs() + dy.abs()) * labelled).sum(-1) / number / areas.sqrt(),
-        "nll": (nll * labelled).sum(-1) / number,
-    }
-    for i, name in enumerate(("findable", "visible")):
-        logits = found[..., 2 + i]  # [..., K]
-        terms[name] = (F.softplus(logits) - logits * (wanted[..., 2] > i)).mean(-1)
-    return terms
+def more_costs(found: Tensor, truth: "Truth", weights: Mapping[str, float], terms: "Terms") -> Tensor:
+    """Of every query of an image, ``[G*Q, ...]``, for every object: ``[G*Q, T]``."""
+    values = terms(found[:, None], truth.more, truth.boxes[:, 2:].prod(-1))
+    return sum(weights[name] * value for name, value in values.items())
 
 
-def keypoint_costs(keypoints: Tensor, truths: Sequence[Truth]) -> list[Tensor]:
-    """Of every query for every object of its image: ``[G*Q, T]`` each."""
-    costs = []
-    for found, truth in zip(keypoints, truths):
-        terms = keypoint_terms(found[:, None], truth.keypoints, truth.boxes[:, 2:].prod(-1))
-        costs.append(sum(WEIGHTS[name] * value for name, value in terms.items()))
-    return costs
-
-
+# How far what a subclass of a head predicts is from what it is taught, by name, from both and the areas of the objects'
+# boxes, whose shapes are broadcast.
+Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 Pairs = list[tuple[Tensor, Tensor]]  # of every image: queries and objects that belong together
 
 
 @torch.no_grad()
-def match(layers: Sequence[Layer], truths: Sequence[Truth], groups: int) -> list[Pairs]:
-    """One query of every group for every object, of every layer."""
+def match(
+    layers: Sequence[Layer],
+    truths: Sequence[Truth],
+    groups: int,
+    weights: Mapping[str, float] = WEIGHTS,
+    terms: Terms | None = None,
+) -> list[Pairs]:
+    """One query of every group for every object, of every layer; see `losses`."""
     costs = []
     for layer in layers:
         of_parts = [0.0] * len(truths)
         if layer.masks is not None:
             of_parts = mask_costs(layer.masks, truths)
-        if layer.keypoints is not None:
-            of_parts = keypoint_costs(layer.keypoints, truths)
+        if terms is not None:
+            of_parts = [more_costs(found, truth, weights, terms) for found, truth in zip(layer.more, truths)]
         rows = zip(layer.logits, layer.boxes, truths, of_parts)
         costs += [box_costs(logits, boxes, truth) + more for logits, boxes, truth, more in rows]
     device, sizes = costs[0].device, [cost.shape for cost in costs]
@@ -182,7 +157,11 @@ def mask_losses(masks: Masks, truths: Sequence[Truth], pairs: Pairs) -> tuple[Te
 
 
 def losses(
-    layers: Sequence[Layer], truths: Sequence[Truth], groups: int, weights: Mapping[str, float] = WEIGHTS
+    layers: Sequence[Layer],
+    truths: Sequence[Truth],
+    groups: int,
+    weights: Mapping[str, float] = WEIGHTS,
+    terms: Terms | None = None,
 ) -> dict[str, Tensor]:
     """The losses of all layers, weighted. Several processes have those of one with all images.
 
@@ -191,17 +170,17 @@ def losses(
         truths: Of every image.
         groups: G.
         weights: Of the losses.
+        terms: Of what a subclass of the head predicts too; None for none.
 
     Returns:
-        ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``, with keypoints those of
-        `keypoint_terms`: of the last decoder layer; ``d0.loss_cls`` of the first one, ``enc_loss_cls`` of the first
-        stage.
+        ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``, and those of `terms`: of
+        the last decoder layer; ``d0.loss_cls`` of the first one, ``enc_loss_cls`` of the first stage.
     """
     number = layers[0].logits.new_tensor(float(groups * sum(len(truth.labels) for truth in truths)))
     number = reduce_mean(number).clamp(min=1)
     starts = [*(f"d{i}." for i in range(len(layers) - 2)), "", "enc_"]
     found = {}
-    for start, layer, pairs in zip(starts, layers, match(layers, truths, groups)):
+    for start, layer, pairs in zip(starts, layers, match(layers, truths, groups, weights, terms)):
         images = torch.cat([queries.new_full(queries.shape, i) for i, (queries, _) in enumerate(pairs)])  # [n]
         queries = torch.cat([queries for queries, _ in pairs])  # [n]
         labels = torch.cat([truth.labels[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n]
@@ -214,9 +193,9 @@ def losses(
         }
         if layer.masks is not None:
             sums["mask"], sums["dice"] = mask_losses(layer.masks, truths, pairs)
-        if layer.keypoints is not None:
-            points = torch.cat([truth.keypoints[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n, K, 3]
-            terms = keypoint_terms(layer.keypoints[images, queries], points, boxes[:, 2:].prod(-1))
-            sums |= {name: value.sum() for name, value in terms.items()}
+        if terms is not None:
+            more = torch.cat([truth.more[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n, ...]
+            values = terms(layer.more[images, queries], more, boxes[:, 2:].prod(-1))  # [n] each
+            sums |= {name: value.sum() for name, value in values.items()}
         found |= {f"{start}loss_{name}": weights[name] * value / number for name, value in sums.items()}
     return found

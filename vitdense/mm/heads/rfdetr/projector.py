@@ -1,7 +1,6 @@
 """The neck of RF-DETR and LW-DETR: maps of one stride to one map."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,21 +66,3 @@ class C2fProjector(nn.Module):
         for block in self.blocks:
             parts.append(block(parts[-1]))
         return (self.norm(self.last(torch.cat(parts, dim=1))),)
-
-
-@MODELS.register_module()
-class KeypointProjector(C2fProjector):
-    """`C2fProjector`, and another one of the same maps, which keypoints read: to two maps.
-
-    Args:
-        *args, **options: See `C2fProjector`.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.keypoints = C2fProjector(*args, **options)
-        self.out_channels *= 2
-
-    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """``[B, C_i, h, w]`` each to two of ``[B, out_channels, h, w]``."""
-        return *super().forward(maps), *self.keypoints(maps)

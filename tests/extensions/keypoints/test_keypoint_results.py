@@ -18,11 +18,11 @@ import vitdense
 from vitdense.errors import OptionError
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
+from vitdense.extensions.keypoints.data import FiguresDataset
 from vitdense.mm.cli.export import export
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.detection import FiguresDataset
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.precision import Inference
 from vitdense.results import draw

@@ -1,9 +1,14 @@
 """RF-DETR with keypoints (preview), COCO's people at 576 pixels, 100 epochs: published 71.8 keypoint AP.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_keypoints_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 tools/train.py rfdetr_keypoints_coco --launcher pytorch --amp
 """
 
-_base_ = ["_base_/rfdetr.py", "_base_/coco_keypoints.py", "_base_/schedule_rfdetr.py", "_base_/det_runtime.py"]
+_base_ = [
+    "../../_base_/rfdetr.py",
+    "_base_/coco_keypoints.py",
+    "../../_base_/schedule_rfdetr.py",
+    "../../_base_/det_runtime.py",
+]
 
 settings = dict(image_size=576)
 queries = 100

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import REPO, relative_error
-from rfdetr_drawn import normal, targets, weights, with_keypoints
+from conftest import relative_error
+from rfdetr_drawn import GOLDEN, assert_same_losses, normal, shapes_of, targets, weights, with_keypoints
 from safetensors.torch import load_file
 
 pytest.importorskip("mmdet")
@@ -11,14 +11,11 @@ from mmdet.models.detectors import SingleStageDetector
 from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
-from test_rfdetr import assert_same_losses, shapes_of
 
 from vitdense.checkpoint.load import fit_whole
 from vitdense.errors import OptionError
-from vitdense.mm.data.keypoint_steps import Keypoints
-from vitdense.mm.heads.rfdetr.keypoints import RFDETRKeypointHead
-
-GOLDEN = REPO / "tests/data/golden"
+from vitdense.extensions.keypoints.head import RFDETRKeypointHead
+from vitdense.extensions.keypoints.steps import Keypoints
 
 
 def make(image=576, queries=100):
@@ -66,8 +63,8 @@ def test_outputs_and_results():
     model = load(make(), drawn())
     maps = model.extract_feat(normal("image", 1, 3, side, side))
     (found,) = model.bbox_head(maps)
-    for name in ("logits", "boxes", "keypoints"):
-        assert relative_error(getattr(found, name), golden[f"{side}x{side}/{name}"]) < 1e-5, name
+    for name, field in (("logits", "logits"), ("boxes", "boxes"), ("keypoints", "more")):
+        assert relative_error(getattr(found, field), golden[f"{side}x{side}/{name}"]) < 1e-5, name
     (results,) = model.bbox_head.predict(maps, [sample(side)])
     order = golden["scores"].argsort(descending=True)
     assert relative_error(results.scores, golden["scores"][order]) < 1e-5
@@ -91,7 +88,7 @@ def test_one_group_predicts_what_it_does_among_thirteen():
     maps = model.extract_feat(normal("image", 1, 3, 288, 288))
     (alone,) = model.bbox_head(maps)
     *_, last, _ = model.bbox_head.train()(maps)
-    for name in ("logits", "boxes", "keypoints"):
+    for name in ("logits", "boxes", "more"):
         assert relative_error(getattr(last, name)[:, :100], getattr(alone, name)) < 1e-5, name
 
 

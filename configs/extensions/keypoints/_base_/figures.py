@@ -1,6 +1,6 @@
 """The embedded data set with keypoints: drawn into data/figures on first use."""
 
-_base_ = "shapes_boxes.py"
+_base_ = "../../../_base_/shapes_boxes.py"
 
 data_root = "data/figures/"
 steps = dict(LoadAnnotations=dict(type="vitdense.LoadKeypoints"), RandomFlip=dict(type="RandomFlip", prob=0.5))

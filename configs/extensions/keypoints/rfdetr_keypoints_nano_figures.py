@@ -1,9 +1,9 @@
 """RF-DETR with keypoints, small in every part, on the embedded figures at 192 pixels.
 
-python tools/train.py configs/demo/rfdetr_keypoints_nano_figures.py
+python tools/train.py configs/extensions/keypoints/rfdetr_keypoints_nano_figures.py
 """
 
-_base_ = ["../_base_/rfdetr_nano.py", "../_base_/figures.py", "../_base_/det_nano.py"]
+_base_ = ["../../_base_/rfdetr_nano.py", "_base_/figures.py", "../../_base_/det_nano.py"]
 
 settings = dict(image_size=192)
 queries = 100  # of 144 positions: with 24 of 256, boxes did not learn

@@ -18,11 +18,43 @@ from vitdense.layers.layout import without_autocast
 from vitdense.mm.heads.rfdetr.decoder import BoxAttention, Decoder, DecoderLayer, GroupAttention, moved
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.mm.heads.rfdetr.losses import WEIGHTS, Layer, Truth
+from vitdense.mm.heads.rfdetr.projector import C2fProjector
 from vitdense.mm.registry import MODELS
 
+SMALL = 1e-7  # of an area that keypoints are measured by
 NUMBERS = 8  # that are predicted of a keypoint, see `keypoint_terms`
 CERTAINTY = 0.2  # exponent of the spread of an object's keypoints in its score
 TINY = 1e-12
+
+
+def keypoint_terms(found: Tensor, wanted: Tensor, areas: Tensor) -> dict[str, Tensor]:
+    """How far keypoints are from those of objects, by name, means over K. Shapes of all three are broadcast.
+
+    Args:
+        found: ``[..., K, 8]``: x, y; logits of being labelled and of being visible; of the precision of the place, the
+            lower triangle of its Cholesky factor as (log, number, log); a part of the class logit.
+        wanted: ``[..., K, 3]``, x, y, 0 to 1 of the map, and 0 not labelled, 1 hidden, 2
+            visible.
+        areas: Of the boxes of the objects, ``[...]``.
+
+    Returns:
+        ``point``: L1 distance over the root of the area, of labelled points; ``nll``: of these under the Gaussian
+        without its constant, the distance again by the area; ``findable`` and ``visible``: cross entropies. ``[...]``.
+    """
+    labelled = (wanted[..., 2] > 0).to(found.dtype)  # [..., K]
+    number, areas = labelled.sum(-1).clamp(min=1), areas.clamp(min=SMALL)
+    dx, dy = (found[..., :2] - wanted[..., :2]).unbind(-1)  # [..., K] each
+    first, between, second = found[..., 4:7].unbind(-1)
+    distance = (first.exp() * dx + between * dy) ** 2 + (second.exp() * dy) ** 2
+    nll = distance / (2 * areas[..., None]) - first - second
+    terms = {
+        "point": ((dx.abs() + dy.abs()) * labelled).sum(-1) / number / areas.sqrt(),
+        "nll": (nll * labelled).sum(-1) / number,
+    }
+    for i, name in enumerate(("findable", "visible")):
+        logits = found[..., 2 + i]  # [..., K]
+        terms[name] = (F.softplus(logits) - logits * (wanted[..., 2] > i)).mean(-1)
+    return terms
 
 
 class PointQueries(nn.Module):
@@ -120,6 +152,26 @@ class KeypointDecoder(Decoder):
 
 
 @MODELS.register_module()
+class KeypointProjector(C2fProjector):
+    """`C2fProjector`, and another one of the same maps, which keypoints read: to two maps.
+
+    Args:
+        *args, **options: See `C2fProjector`.
+    """
+
+    family = "rfdetr_keypoints_projector"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.keypoints = C2fProjector(*args, **options)
+        self.out_channels *= 2
+
+    def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """``[B, C_i, h, w]`` each to two of ``[B, out_channels, h, w]``."""
+        return *super().forward(maps), *self.keypoints(maps)
+
+
+@MODELS.register_module()
 class RFDETRKeypointHead(RFDETRHead):
     """`RFDETRHead` that predicts keypoints of one class too. Its neck is a `KeypointProjector`.
 
@@ -132,8 +184,11 @@ class RFDETRKeypointHead(RFDETRHead):
         ValueError: More classes than one, masks, or no keypoints.
     """
 
+    family = "rfdetr_keypoints"
     Decoder = KeypointDecoder
-    weights = WEIGHTS | {"cls": 2.0}
+    weights = WEIGHTS | {"cls": 2.0, "point": 1.0, "findable": 1.0, "visible": 1.0, "nll": 1.0}
+    more, terms = "keypoints", staticmethod(keypoint_terms)
+    not_in_tiles = "a detector of keypoints, which are not merged, expected one without"
 
     def __init__(self, num_keypoints: int = 17, num_classes: int = 1, **options: Any) -> None:
         if num_classes != 1 or options.get("with_masks") or num_keypoints < 1:
@@ -185,14 +240,20 @@ class RFDETRKeypointHead(RFDETRHead):
         truth = super().truth(instances, h, w)
         points = instances.masks.to_tensor(torch.float32, truth.boxes.device)  # [T, K, 3] in pixels
         points = points.reshape(len(truth.labels), -1 if len(points) else self.num_keypoints, 3)  # without objects, too
-        return truth._replace(keypoints=points / points.new_tensor([w, h, 1]))
+        return truth._replace(more=points / points.new_tensor([w, h, 1]))
+
+    def shown(self, more: Tensor, size: Tensor) -> Tensor:
+        """Predictions ``[..., K, 8]`` as x, y in pixels, and score, ``[..., K, 3]``."""
+        more = more.float()
+        places = more[..., :2] * size  # [..., K, 2]
+        return torch.cat([places, more[..., 2:3].sigmoid()], dim=-1)  # [..., K, 3]
 
     def scores(self, layer: Layer) -> Tensor:
         """Of queries, ``[B, Q, 1]``: p / (p + spread^0.2), of a probability p.
 
         The spread is the mean trace of the keypoints' covariances, weighted by their probability of being labelled.
         """
-        keypoints = layer.keypoints.float()
+        keypoints = layer.more.float()
         first, between, second = (-2 * keypoints[..., 4], keypoints[..., 5].abs(), -2 * keypoints[..., 6])  # [B, Q, K]
         third = 2 * between.clamp(min=TINY).log() + first + second
         weights = F.logsigmoid(keypoints[..., 2])

@@ -1,6 +1,6 @@
 """COCO 2017's people with keypoints, stretched to squares: boxes and keypoints, the augmentation of coco_squares.py."""
 
-_base_ = "coco_squares_boxes.py"
+_base_ = "../../../_base_/coco_squares_boxes.py"
 
 load = dict(type="vitdense.LoadKeypoints")
 train_pipeline = [load if step.type == "LoadAnnotations" else step for step in _base_.train_pipeline]

@@ -10,10 +10,10 @@ from test_rfdetr_keypoints import drawn
 
 from vitdense.__main__ import main
 from vitdense.checkpoint.load import fit_whole
+from vitdense.extensions.keypoints.figures import draw_figures
 from vitdense.mm.checks import dry_step
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.figures import draw_figures
 
 pytestmark = pytest.mark.long
 

@@ -10,13 +10,20 @@ pytest.importorskip("mmdet")
 from mmengine.registry import DATASETS, init_default_scope
 
 import vitdense  # noqa: F401
+from vitdense.extensions.keypoints.categories import (
+    PERSON,
+    Kinds,
+    category_faults,
+    keypoint_faults,
+    kinds_of,
+    metainfo_of,
+)
+from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
+from vitdense.extensions.keypoints.metric import KeypointMetric
+from vitdense.extensions.keypoints.steps import Keypoints
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.figures import FIGURE, draw_figures
-from vitdense.mm.data.keypoint_steps import Keypoints
-from vitdense.mm.data.keypoints import PERSON, Kinds, category_faults, keypoint_faults, kinds_of, metainfo_of
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.metrics import KeypointMetric
 
 NAMES = FIGURE["keypoints"]
 

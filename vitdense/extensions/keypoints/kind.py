@@ -1,0 +1,38 @@
+"""Keypoints as a kind of labels: what the core asks of it, see `vitdense.seams.kind_of`."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from vitdense.extensions.keypoints.categories import PERSON, keypoint_faults, metainfo_of
+from vitdense.mm.checks.sets import AnnotatedSet
+from vitdense.mm.config.query import type_name
+from vitdense.mm.data.coco import parse
+from vitdense.mm.data.faults import Fault
+from vitdense.mm.data.samples import Samples
+from vitdense.mm.errors import count
+
+
+class Checks(AnnotatedSet):
+    """Instances with keypoints."""
+
+    def read(self) -> Samples:
+        samples, content = super().read(), parse(Path(self.file))
+        samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
+        points = [one["keypoints"][2::3] for one in content.get("annotations", ()) if one.get("keypoints")]
+        labelled = sum(any(flags) for flags in points)
+        samples.rows.append(f"{count(labelled, 'annotations')} with keypoints that are labelled")
+        return samples
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        yield from super().faults(first, trained)
+        about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
+        number, head = len(about["keypoints"]), self.cfg.model.get("bbox_head") or {}
+        expected = head.get("num_keypoints", len(PERSON["keypoints"]))
+        if type_name(head) == "RFDETRKeypointHead" and expected != number:
+            what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {expected}"
+            yield Fault(what, self.where, fix=f"set it to {number}")
+        if not self.training and len(about["sigmas"]) != number:
+            what = f"the metric needs a sigma for each of {number} keypoints, got {len(about['sigmas'])}"
+            yield Fault(
+                what, self.where, fix="add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
+            )

@@ -1,0 +1,39 @@
+"""`vitdense new detection --keypoints`."""
+
+import argparse
+
+from vitdense.extensions.keypoints.categories import metainfo_of
+from vitdense.mm.config.own_data import Labels
+from vitdense.mm.data.coco import overview
+from vitdense.mm.errors import ConfigError
+
+ROWS = r"bbox_head\.(decoder\.kinds|(first_)?points\.queries)"  # a row of each keypoint
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option."""
+    text = "of rfdetr: boxes and keypoints, of data of one category that has them"
+    parser.add_argument("--keypoints", action="store_true", help=text)
+
+
+def labels(args: argparse.Namespace) -> Labels | None:
+    """The keypoints of the one category of the training file; None where they are not asked for.
+
+    Raises:
+        ConfigError: There is no such file or category, or other options do not fit.
+    """
+    if not args.keypoints:
+        return None
+    if not args.base and (args.method or "rfdetr") != "rfdetr":
+        raise ConfigError(f"--keypoints: got --method {args.method}, expected rfdetr, or --base")
+    if args.masks or args.boxes:
+        raise ConfigError("--masks, --boxes, --keypoints: got several; leave all but one out")
+    if not args.train:
+        raise ConfigError("--keypoints: expected --train and --val in COCO's format; leave --yolo out")
+    if not args.base:
+        args.method = "rfdetr"
+    if len(overview(args.train).content) != 1:
+        raise ConfigError(f"--keypoints: {args.train} has several categories, expected one, which has 'keypoints'")
+    number = len(metainfo_of(args.train, {})["keypoints"])
+    options = {"model.bbox_head.num_keypoints": number}
+    return Labels("rfdetr_keypoints_coco", "vitdense.KeypointDataset", options, (ROWS,))
