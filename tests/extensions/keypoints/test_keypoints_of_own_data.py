@@ -57,10 +57,10 @@ def test_from_a_base(new):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--method", "cascade", "--keypoints"], "belong to --method rfdetr"),
+        (["--method", "cascade", "--keypoints"], "expected rfdetr"),
         (["--method", "rfdetr", "--keypoints", "--masks"], "leave all but one out"),
-        (["--base", "rfdetr_keypoints_nano_figures", "--iters", "5"], "needs --keypoints"),
-        (["--base", "rfdetr_nano_shapes", "--keypoints", "--iters", "5"], "has no keypoints"),
+        (["--base", "rfdetr_keypoints_nano_figures", "--iters", "5"], "for its labels"),
+        (["--base", "rfdetr_nano_shapes", "--keypoints", "--iters", "5"], "expected vitdense.KeypointDataset"),
     ],
 )
 def test_what_contradicts(new, options, what, capsys):
