@@ -7,8 +7,7 @@ from vitdense.extensions.keypoints.categories import PERSON, keypoint_faults, me
 from vitdense.mm.checks.sets import AnnotatedSet
 from vitdense.mm.config.query import type_name
 from vitdense.mm.data.coco import parse
-from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.samples import Samples
+from vitdense.mm.data.faults import Fault, Samples
 from vitdense.mm.errors import count
 
 

@@ -33,7 +33,7 @@ def labels(args: argparse.Namespace) -> Labels | None:
     if not args.base:
         args.method = "rfdetr"
     if len(overview(args.train).content) != 1:
-        raise ConfigError(f"--keypoints: {args.train} has several categories, expected one, which has 'keypoints'")
+        raise ConfigError(f"--keypoints: got several in {args.train}, expected one category, which has 'keypoints'")
     number = len(metainfo_of(args.train, {})["keypoints"])
     options = {"model.bbox_head.num_keypoints": number}
     return Labels("rfdetr_keypoints_coco", "vitdense.KeypointDataset", options, (ROWS,))
