@@ -892,7 +892,10 @@ def check_row(data, row, bases, tmp_path, monkeypatch):
     assert not wrong
     if tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
         score = tools.score()
-        assert score == pytest.approx(1) or (right == REFUSED and not score > 0)
+        if any("COCO's metric counts them" in found for found in said.values()):  # what a training leaves out
+            assert score < 1
+        else:
+            assert score == pytest.approx(1) or (right == REFUSED and not score > 0)
         if data.format in ("coco", "panoptic") and right == FINE:
             assert tools.results() == {one["id"]: one["name"] for one in data.val["categories"]}
 
