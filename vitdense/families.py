@@ -80,10 +80,10 @@ class Model:
         family: Class, such as ``'Swin'``.
         arch: Its `arch`, a row of the family's table of sizes.
         weights: Address of the weights (see `vitdense.checkpoint.read.read`), or None.
-        licence: Of the weights.
-        image_size: Of pretraining, in pixels, square.
+        licence: Licence of the weights.
+        image_size: Side of square images in pretraining, in pixels.
         options: Constructor arguments that the weights need, such as `window_size` in tokens.
-        mean: Of RGB images with values in [0, 1].
+        mean: Mean of RGB images with values in [0, 1].
         std: Likewise.
         sha256: Digest of the file, where it is known. (Names of torchvision's files hold theirs.)
         patch_size: Side of a patch of a plain ViT in pixels, to whose multiples images are padded; None for others.

@@ -44,7 +44,7 @@ class _PublishedAttention(TorchFunctionMode):
 
 
 def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Sequence[int]) -> int:
-    """FLOPs of `torchvision.ops.deform_conv2d` from the shapes of input, weight and output: those of a convolution."""
+    """FLOPs of `torchvision.ops.deform_conv2d` by the shapes of input, weight and output, as a convolution's."""
     return 2 * math.prod(out_shape) * math.prod(weight[1:])
 
 

@@ -38,7 +38,7 @@ _ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
 FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", ATTENTION), ("mlp", "mlp"))}
 FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
 
-# Of `load_pretrained`, by `create` and `init_cfg`.
+# Options of `load_pretrained`, taken by `create` and `init_cfg`.
 LOADING = tuple(name for name in inspect.signature(load_pretrained).parameters if name not in ("model", "checkpoint"))
 _COUNT = (is_whole, "a whole number above 0")
 _RATIO = (lambda x: is_number(x) and x > 0, "a number above 0")
@@ -310,7 +310,7 @@ class Backbone(Module):
             add_lora([item for item in self.named_modules() if item[1] not in fixed], LoRA(**options))
         part = {"attention": ATTENTION}.get(kind, kind)
         if kind and not any(re.fullmatch(rf".+\.{part}\d*\..+", name) for name, _ in self.named_parameters()):
-            raise OptionError(f"finetune: got {kind!r}, of which a {type(self).__name__} has none; leave it None")
+            raise OptionError(f"finetune: got {kind!r}, which a {type(self).__name__} does not have; leave it None")
         for name, parameter in self.named_parameters():
             if kind and not re.fullmatch(FINETUNE[kind], name):
                 parameter.requires_grad_(False)
@@ -416,7 +416,7 @@ class Backbone(Module):
         Raises:
             CheckpointNotFoundError: There is no such file.
             CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
-            ValueError: Of a list, others than these initialise weights too.
+            ValueError: Others in a list initialise weights too.
         """
         if not self._names_weights():
             super().init_weights()

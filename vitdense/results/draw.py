@@ -38,7 +38,7 @@ def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont:
 
 @cache
 def _font_files() -> list[str]:
-    """Of fonts that may be there, the first choice first; Pillow's own is in no file."""
+    """Fonts that may be there, the first choice first; Pillow's own is in no file."""
     spec = find_spec("matplotlib")
     return ["", *([str(Path(spec.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf")] if spec else [])]
 
@@ -112,8 +112,8 @@ def instances(
 
     Args:
         boxes: x, y, width and height of each, in pixels.
-        texts: Of each, at the upper left corner of its box.
-        masks: [H, W] bool of each, or None. They are asked for one by one: those of a large image need not be in memory
+        texts: Text of each, at the upper left corner of its box.
+        masks: [H, W] bool of each, or None. They are asked for one by one: masks of a large image need not be in memory
             together.
         alpha: Weight of the colour in a mask, 0 to 1.
     """

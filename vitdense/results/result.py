@@ -29,7 +29,7 @@ class Result(Output):
     Attributes:
         rle: Masks of a detector that has them, in COCO's run-length code: ``{"size": [H, W], "counts": text}``.
         image: The pixels, [H, W, 3] uint8 RGB; an image with an EXIF orientation is turned.
-        names: Of the classes.
+        names: Names of the classes.
         palette: Their colours, [classes, 3] uint8 RGB; by default `draw.distinct_colours`.
         skeleton: Pairs of keypoints that `plot` joins.
     """
@@ -108,8 +108,8 @@ class Result(Output):
         Keypoints are x, y and score of each.
 
         Args:
-            image_id: Of the image in the data set.
-            category_ids: Of `names`; by default 1 to their number.
+            image_id: Id of the image in the data set.
+            category_ids: Ids of `names`; by default 1 to their number.
 
         Raises:
             OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments.

@@ -44,7 +44,7 @@ def detect(
             of `vitdense.load` and of `vitdense.runtime.Program`; or boxes [N, 4], scores [N], labels [N], and masks
             [N, h, w] bool if there are any.
         side, overlap: See `cut`.
-        names: Of the classes, for the result.
+        names: Names of the classes, for the result.
         batch_size: Tiles in a call of `find`, at most.
 
     Returns:
@@ -74,7 +74,7 @@ def detect(
 
 
 def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> Result:
-    """Detections of a tile as those of the image."""
+    """Detections of a tile, in places of the image."""
     from pycocotools import mask as rle
 
     found = found if isinstance(found, Output) else Output(*found)
@@ -92,9 +92,9 @@ def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
     smaller than a tile in one direction has tiles of its own height or width.
 
     Args:
-        size: Of the image, height and width in pixels.
-        side: Of a tile, in pixels.
-        overlap: Of neighbours, as a share of `side`, over 0. The rest of the side has `STEP` pixels at least.
+        size: Height and width of the image in pixels.
+        side: Side of a tile, in pixels.
+        overlap: Overlap of neighbours, as a share of `side`, over 0. The rest of the side has `STEP` pixels at least.
 
     Returns:
         [tiles, 4] int64: left, upper, right and lower edge.
@@ -137,9 +137,9 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
 
     Args:
         found: In the pixels of the image. Where others have masks, one with None stays as it is, after the others.
-        tile_of: Of each detection the index of its tile, [N].
+        tile_of: Index of each detection's tile, [N].
         tiles: See `cut`.
-        size: Of the image, height and width in pixels.
+        size: Height and width of the image in pixels.
 
     Returns:
         The objects, the one with the highest score first.
@@ -187,7 +187,7 @@ class _Comparison:
         self.whole = ~(inside & (abs(self.tiles - found.boxes) <= margin)).any(1)
 
     def same(self, one: int, others: np.ndarray) -> np.ndarray:
-        """Of each of `others`, [M] indices: whether it is the object of `one`. [M] bool."""
+        """Whether each of `others`, [M] indices, is the object of `one`, [M] bool."""
         lower, upper = _common(self.boxes[one], self.boxes[others])
         near = (self.tile_of[others] != self.tile_of[one]) & (lower < upper).all(1)
         result = np.zeros(len(others), bool)

@@ -24,7 +24,7 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 class Detectron2CascadeRoIHead(CascadeRoIHead):
     """Cascade R-CNN (Cai and Vasconcelos, CVPR 2018) as detectron2 trains and runs it.
 
-    Arguments are those of mmdet's `CascadeRoIHead`, with one `mask_head` and one `mask_roi_extractor` for all stages.
+    Takes the arguments of mmdet's `CascadeRoIHead`, with one `mask_head` and one `mask_roi_extractor` for all stages.
     Other differences:
 
     - the mask head trains on the positive samples of the first stage, with its loss weight, and predicts once, in the

@@ -1,4 +1,4 @@
-"""Masks as run-length codes: those of an image never lie in memory all at once."""
+"""Masks as run-length codes: an image's masks never lie in memory all at once."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -129,8 +129,8 @@ class RLEHTCMaskHead(_RLEMasks, HTCMaskHead):
 class RLEMaskFormerFusionHead(MaskFormerFusionHead):
     """mmdet's `MaskFormerFusionHead` with the masks of instances as RLE; panoptic results are as mmdet's.
 
-    mmdet resizes the masks of all queries to the file's size in float32, and copies those of all detections: 7 GB for
-    20 of an image of 16 million pixels.
+    mmdet resizes the masks of all queries to the file's size in float32, and copies all masks: 7 GB for 20 of an image
+    of 16 million pixels.
     """
 
     def predict(
@@ -170,7 +170,7 @@ class RLEMaskFormerFusionHead(MaskFormerFusionHead):
 
 
 def _instance(logits: Tensor, size: Sequence[int]) -> tuple[float, list[int], dict]:
-    """Of mask logits ``[H, W]`` of a query, in an image `size`: the mean probability inside, the box and the RLE."""
+    """Mean probability inside, box and RLE of a query's mask logits ``[H, W]``, in an image `size`."""
     if logits.shape != tuple(size):
         logits = F.interpolate(logits[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]  # [H', W']
     mask = logits > 0

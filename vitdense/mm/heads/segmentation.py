@@ -22,7 +22,7 @@ class LinearHead(BaseDecodeHead):
     Args:
         in_channels: Channels of the maps of `in_index`, one int or one for each.
         in_index: Maps to read.
-        **kwargs: Of mmseg's `BaseDecodeHead`, such as `num_classes`, `dropout_ratio` and `loss_decode`.
+        **kwargs: Arguments of mmseg's `BaseDecodeHead`, such as `num_classes`, `dropout_ratio` and `loss_decode`.
     """
 
     def __init__(self, in_channels: int | Sequence[int], in_index: int | Sequence[int] = -1, **kwargs: Any) -> None:

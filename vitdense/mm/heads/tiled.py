@@ -25,8 +25,8 @@ class TiledDetector(BaseTTAModel):
 
     Args:
         module: The detector or its config.
-        side: Of a tile, in pixels of the image.
-        overlap: Of neighbours, as a share of `side`.
+        side: Side of a tile, in pixels of the image.
+        overlap: Overlap of neighbouring tiles, as a share of `side`.
         pipeline: Steps that every tile goes through, as an image of its own; see `split_pipeline`.
 
     Raises:

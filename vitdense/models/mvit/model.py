@@ -173,7 +173,7 @@ class MViTBlock(nn.Module):
         self.attn = PooledAttention(spec, arch)
         self.norm2 = LayerNorm(spec.dim_attn)
         self.mlp = Mlp(spec.dim_attn, int(spec.dim_attn * mlp_ratio), spec.dim_out)
-        # Of the skip of the branch that changes the width.
+        # For the skip of the branch that changes the width.
         self.proj = nn.Linear(spec.dim, spec.dim_out) if spec.dim != spec.dim_out else None
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 

@@ -84,7 +84,7 @@ class ResNet(Backbone):
             stay. Set it to False to train from random weights.
 
     Raises:
-        ValueError: An unknown arch; `finetune` by the attention or the MLPs, of which it has none.
+        ValueError: An unknown arch; `finetune` by the attention or the MLPs, which it does not have.
     """
 
     family = "resnet"

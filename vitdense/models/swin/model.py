@@ -109,7 +109,7 @@ class SwinBlock(nn.Module):
         return window_layout(x, self.spec.window, self.spec.shift)
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """``[B, H, W, C]`` to the same; `windows` are those of `layout`."""
+        """``[B, H, W, C]`` to the same, in the `windows` of `layout`."""
         x = x + self.drop_path(scaled(self.mix(self.norm1(x), windows), self.gamma_1))
         return x + self.drop_path(scaled(self.mlp(self.norm2(x)), self.gamma_2))
 

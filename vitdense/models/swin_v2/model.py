@@ -124,7 +124,7 @@ class PostNormBlock(SwinBlock):
         self.norm3 = ResidualLayerNorm(spec.dim) if spec.extra_norm else nn.Identity()
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """``[B, H, W, C]`` to the same; `windows` are those of `layout`."""
+        """``[B, H, W, C]`` to the same, in the `windows` of `layout`."""
         x = x + self.drop_path(self.norm1(self.mix(x, windows)))
         return self.norm3(x + self.drop_path(self.norm2(self.mlp(x))))
 

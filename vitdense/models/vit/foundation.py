@@ -222,7 +222,7 @@ _NO_KEY = {
     **{**_split_qkv("attention.{}_proj", "weight"), "attention.o_proj.*": "attn.proj.*"},
     ("attention.q_proj.bias", "attention.v_proj.bias"): "attn.qkv.qv_bias",
 }
-# The trunk of LW-DETR: `_NO_KEY` is in memory, the rest in files. The authors' names are those of timm's Eva.
+# The trunk of LW-DETR: `_NO_KEY` is in memory, the rest in files. The authors use the names of timm's Eva.
 _TRANSFORMERS_LWDETR = (
     *(Rule("embeddings.projection.*", "patch_embed.proj.*"), _position("embeddings.position_embeddings")),
     *block_of(
@@ -251,7 +251,7 @@ _TRANSFORMERS_SIGLIP = (
 )
 
 
-# Of attention, norms and scales in a block of transformers' DINOv3, and of an MLP.
+# Names in a block of transformers' DINOv3: attention, norms and scales; and in an MLP.
 _DINOV3_ATTENTION = {**NORMS, **_TRANSFORMERS_SCALES, **_NO_KEY}
 _DINOV3_MLP = {"mlp.up_proj.*": "mlp.fc1.*", "mlp.down_proj.*": "mlp.fc2.*"}
 DINOV3_LAYERS = {**_DINOV3_ATTENTION, **_DINOV3_MLP}
@@ -314,7 +314,7 @@ def _flat_patch_rule(theirs: str, axes: str) -> Rule:
     return Rule(*names, _flat_patches(*axes), optional=(f"{theirs}.bias",))
 
 
-# C-RADIO: its authors' names, which transformers writes with other names of LayerScale; and those of timm's NaFlexVit.
+# C-RADIO: its authors' names, which transformers writes with other names of LayerScale; and NaFlexVit's.
 _TOKENS = Transform(lambda x: x[None].split((1, len(x) - 1), dim=1), lambda *x: torch.cat(x, dim=1)[0])
 _RADIO = (
     _flat_patch_rule("patch_generator.embedder", "cyx"),

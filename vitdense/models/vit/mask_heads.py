@@ -1,4 +1,4 @@
-"""Naming schemes of the heads of EoMT and PMT, of which there are files: the authors', transformers' and ours."""
+"""Naming schemes of the heads of EoMT and PMT: the authors', transformers' and ours."""
 
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.checkpoint.schemes import PERIODS, Family, same

@@ -58,10 +58,10 @@ def plan(
     """Every block of a ViT in order.
 
     Args:
-        window: Of all blocks but `global_indices`; None for global attention everywhere.
+        window: Window of all blocks but `global_indices`; None for global attention everywhere.
         table: Grid of the relative positions of blocks without windows (the others have the grid of their window); None
             for no relative positions.
-        drop_path_rate: Of the last block, linear from 0, or of all (`ViTArch.constant_drop_path`).
+        drop_path_rate: Rate of the last block, linear from 0, or of all blocks (`ViTArch.constant_drop_path`).
     """
     windows = [None if i in global_indices else window for i in range(arch.depth)]
     rates = drop_path_rates(drop_path_rate, arch.depth)

@@ -10,7 +10,7 @@ from vitdense.checkpoint.schemes import Family, same
 
 
 def layers(theirs: str, ours: str, **names: str) -> tuple[Rule, ...]:
-    """Modules by our names, of which theirs are the values, at a path."""
+    """Modules at a path: our names, with theirs as values."""
     return tuple(Rule(f"{theirs}{other}.*", f"{ours}{own}.*") for own, other in names.items())
 
 
@@ -119,7 +119,7 @@ def fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[Te
     its own, by which equal ones learn apart.
 
     Files of other projects have a row for every COCO category id up to 90; after training on n classes of one's own
-    n + 1 rows, of which the last is of no class. Other numbers of classes stay as they are.
+    n + 1 rows; the last one is no class. Other numbers of classes stay as they are.
     """
     if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key) and not is_own:
         if head.num_classes == 80 and len(value) == 91:

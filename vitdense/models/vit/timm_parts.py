@@ -6,7 +6,7 @@ from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 
-# What timm's models have, and our name. Of rotary positions the class, base, halves, order and offset of the axes, and
+# What timm's models have, and our name. For rotary positions the class, base, halves, order and offset of the axes, and
 # the map of pretraining.
 ROPES_IN_TIMM = {
     ("RotaryEmbeddingDinoV3", 100, True, "ij", 0, None): "dinov3",

@@ -11,7 +11,7 @@ RESNETS = {"r50_s32": (3, 4, 6, 3), "r50_s16": (3, 4, 9), "r26_s32": (2, 2, 2, 2
 
 
 def rows() -> list[Model]:
-    """Of ViT, and of "How to train your ViT?"."""
+    """Sizes of ViT, and of "How to train your ViT?"."""
     augreg = (("augreg_in21k", 224), ("augreg_in21k_ft_in1k", 224), ("augreg_in21k_ft_in1k", 384))
     rows = []
     for size, stem, weights in (

@@ -50,13 +50,13 @@ class Classifier(ModelWithTeacher):
     Args:
         backbone: Config of a ``vitdense.ViT`` with ``out_norm='final'``, ``output_cls_token=True`` and the last block
             as its one output. With ``keep_classifier=True`` in its `init_cfg` the heads are loaded too.
-        num_classes: Of both heads, and of the teacher.
+        num_classes: Classes of both heads, and of the teacher.
         distillation: ``'hard'``, ``'soft'``, ``'soft_mean'`` (the authors' code), or None.
         alpha: Weight of the distillation. With 1 no labels are needed, and if there is a distillation token, the head
             of the class token is frozen. The paper's soft distillation has 0.1.
         tau: Temperature of soft distillation, 3 in the paper.
         base: ``'ce'``, or ``'bce'`` as DeiT III: every class whose target is above 0 is a positive.
-        label_smoothing: Of the labels, for ``'ce'``.
+        label_smoothing: Smoothing of the labels, for ``'ce'``.
         mixup: Arguments of `timm.data.Mixup`, such as ``dict(mixup_alpha=0.8, cutmix_alpha=1.0)``, or None. Batches
             are even then.
         prediction: ``'softmax'`` averages the class probabilities of both heads, ``'logits'`` their logits; ``'class'``
@@ -106,7 +106,7 @@ class Classifier(ModelWithTeacher):
 
     @property
     def heads(self) -> list[nn.Linear]:
-        """Of the class token and, if there is one, of the distillation token."""
+        """Logits of the class token and, if there is one, of the distillation token."""
         return [head for head in (self.head, self.head_dist) if head is not None]
 
     def init_weights(self) -> None:
@@ -161,7 +161,7 @@ class Classifier(ModelWithTeacher):
         return losses
 
     def base_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of logits ``[B, K]`` and labels ``[B]`` or, from mixup, which smooths them itself, targets ``[B, K]``."""
+        """Loss of logits ``[B, K]`` and labels ``[B]``, or targets ``[B, K]`` of mixup, which smooths them itself."""
         if self.base == "bce":
             targets = F.one_hot(targets, self.num_classes) if targets.ndim == 1 else targets  # [B, K]
             return F.binary_cross_entropy_with_logits(logits, (targets > 0).to(logits.dtype))

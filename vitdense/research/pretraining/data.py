@@ -28,7 +28,7 @@ class ImageFolder(BaseDataset):
         data_root: The folder.
         labels: Whether the sub-folder directly in `data_root` is the class of an image, as in ImageNet. Classes are in
             order of their names, or in that of ``metainfo=dict(classes=...)``.
-        **options: Of mmengine's `BaseDataset`, such as `metainfo` and `pipeline`.
+        **options: Options of mmengine's `BaseDataset`, such as `metainfo` and `pipeline`.
 
     Raises:
         ValueError: There is no image; or with labels, an image is outside of the classes' folders.
@@ -143,7 +143,7 @@ class SeededRepeatedSampler(DefaultSampler):
     Args:
         dataset: Data set.
         repeats: Augmentations of an image.
-        seed: Of the order, and of the augmentation.
+        seed: Seed of the order, and of the augmentation.
     """
 
     def __init__(self, dataset: Dataset, repeats: int = 3, seed: int | None = None) -> None:

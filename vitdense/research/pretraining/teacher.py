@@ -23,7 +23,7 @@ class Teacher(nn.Module):
         model: A name of timm, whose pretrained weights are loaded; the config of a model, such as a `Classifier`; or a
             module.
         image_size: Side in pixels to which images are resized (bicubic); None leaves their size.
-        mean, std: Of RGB images with values in [0, 1]. A model of timm has its own.
+        mean, std: Statistics of RGB images with values in [0, 1]. A model of timm has its own.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ModelWithTeacher(BaseModel):
     in eval mode. Deep copies of the model, such as an average of its weights, share it.
 
     Args:
-        mean, std: Of the model's RGB images, whose values were in [0, 1]. They come normalised.
+        mean, std: Statistics of the model's RGB images, whose values were in [0, 1]. They come normalised.
         data_preprocessor: Stacks the images of a batch by default.
     """
 

@@ -96,12 +96,12 @@ class RepPointsV2Head(BaseDenseHead):
 
     Args:
         num_classes: Classes without the background.
-        in_channels: Of every input map.
-        feat_channels: Of the branches, a multiple of 32, like the next two.
-        point_feat_channels: Of the deformable convolutions.
-        corner_dim: Of the pooled maps of corners.
+        in_channels: Channels of every input map.
+        feat_channels: Channels of the branches, a multiple of 32, like the next two.
+        point_feat_channels: Channels of the deformable convolutions.
+        corner_dim: Channels of the pooled maps of corners.
         stacked_convs: 3x3 convolutions of the branches of classes and of points.
-        strides: Of the maps in pixels, each twice the one before.
+        strides: Strides of the maps in pixels, each twice the one before.
         loss_weights: Factor of every loss, as in `LOSS_WEIGHTS`.
         train_cfg: ``topk`` of ATSS, and ``gaussian_iou``, the least IoU of boxes with corners in the Gaussians.
         test_cfg: ``nms_pre`` (points of a level), ``score_thr``, ``nms`` and ``max_per_img``.

@@ -73,7 +73,7 @@ def corner_targets(
 
     Args:
         corners: (x, y) [G, 2].
-        radii: Of the Gaussians, in pixels on every level [G].
+        radii: Radii of the Gaussians, in pixels on every level [G].
 
     Returns:
         Heatmap [N]: the largest Gaussian, and 1 at the point of each level that is nearest to a corner. Offset [N, 2],

@@ -53,7 +53,7 @@ class MaskTransformerHead(Mask2FormerHead):
         num_stuff_classes: Classes of stuff.
         num_queries: Q; the authors: 200, for semantic segmentation 100.
         num_blocks: Blocks that queries take part in.
-        patch_size: Of the trunk, in pixels.
+        patch_size: Side of the trunk's patches, in pixels.
         train_cfg: ``num_points`` (default 12544), where masks are compared.
         test_cfg: mmdet passes it on; the fusion head uses it.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)``, a file with the head alone, is loaded exactly.

@@ -14,7 +14,7 @@ class _Semantic(Mask2FormerHead):
     Args:
         num_classes: Classes of the label maps.
         ignore_index: Label of pixels that no mask has.
-        **options: Of the head for mmdet.
+        **options: Options of the head for mmdet.
     """
 
     def __init__(self, num_classes: int, ignore_index: int = 255, **options: Any) -> None:
@@ -25,9 +25,9 @@ class _Semantic(Mask2FormerHead):
 
 @MODELS.register_module()
 class EoMTSegHead(_Semantic, EoMTHead):
-    """`EoMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and those of `EoMTHead`."""
+    """`EoMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and the ones of `EoMTHead`."""
 
 
 @MODELS.register_module()
 class PMTSegHead(_Semantic, PMTHead):
-    """`PMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and those of `PMTHead`."""
+    """`PMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and the ones of `PMTHead`."""

@@ -25,7 +25,7 @@ class Boxes(NamedTuple):
     """What Q queries predict.
 
     Attributes:
-        logits: Of the classes, ``[..., Q, C]``.
+        logits: Class logits, ``[..., Q, C]``.
         boxes: ``[..., Q, 4]``.
     """
 
@@ -90,7 +90,7 @@ class BoxAttention(nn.Module):
     Args:
         dim: Channels.
         num_heads: Heads.
-        num_points: Of a head.
+        num_points: Sampled points of a head.
     """
 
     def __init__(self, dim: int, num_heads: int, num_points: int) -> None:
@@ -151,7 +151,7 @@ class DecoderLayer(GroupAttention):
 
     Args:
         dim: Channels.
-        num_heads: Of self-attention and of deformable attention.
+        num_heads: Heads of self-attention and of deformable attention.
         num_points: See `BoxAttention`.
         ffn_dims: Hidden channels of the MLP.
     """

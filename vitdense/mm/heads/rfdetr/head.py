@@ -27,11 +27,11 @@ class Start(NamedTuple):
 
     Attributes:
         memory: Positions of the map, ``[B, N, C]``.
-        size: Of the map.
+        size: Height and width of the map.
         rows: That were selected, ``[B, G*Q, C]``.
         first: What they predict.
         queries: ``[B, G*Q, C]``.
-        boxes: Of the queries, ``[B, G*Q, 4]``.
+        boxes: Boxes of the queries, ``[B, G*Q, 4]``.
         groups: G in training, else 1.
     """
 
@@ -53,12 +53,12 @@ class RFDETRHead(BaseModule):
 
     Args:
         num_classes: C.
-        in_channels: Of the map and the queries.
-        stride: Of the map in pixels.
+        in_channels: Channels of the map and the queries.
+        stride: Stride of the map in pixels.
         num_queries: Q, of a group: an image has at most so many objects.
         num_groups: G, matched each on its own in training (Group DETR, ICCV 2023); the first one predicts.
-        num_layers: Of the decoder.
-        num_heads: Of self-attention and of deformable attention.
+        num_layers: Layers of the decoder.
+        num_heads: Heads of self-attention and of deformable attention.
         num_points: That a head of deformable attention reads.
         ffn_dims: Hidden channels of the decoder's MLPs.
         with_masks: Whether there is a mask branch.
@@ -162,7 +162,7 @@ class RFDETRHead(BaseModule):
         """Maps to the best pairs of a query and a class of every image, with masks of its pixels if there is a branch.
 
         Args:
-            x: Of `forward`.
+            x: As `forward` gets it.
             batch_data_samples: mmdet's; their metainfo.
             rescale: To the original image.
         """
@@ -180,7 +180,7 @@ class RFDETRHead(BaseModule):
                 own = own / own.new_tensor(scale).repeat(2)
             results = InstanceData(bboxes=own, scores=scores[i], labels=labels[i])
             if layer.masks is not None:
-                # Of the whole map, the image is the upper left part.
+                # The image is the upper left part of the whole map.
                 whole = round(h / scale[1]), round(w / scale[0])
                 size = sample.metainfo["ori_shape"][:2] if rescale else (height, width)
                 logits = layer.masks.logits_of(i, queries[i])[:, None].float()  # [n, 1, H, W]
@@ -201,7 +201,7 @@ class RFDETRHead(BaseModule):
         raise NotImplementedError
 
     def scores(self, layer: Layer) -> Tensor:
-        """Of queries and classes, ``[B, Q, C]``."""
+        """Scores of queries and classes, ``[B, Q, C]``."""
         return layer.logits.float().sigmoid()
 
     def best(self, layer: Layer) -> tuple[Tensor, Tensor, Tensor]:

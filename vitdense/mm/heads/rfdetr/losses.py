@@ -60,7 +60,7 @@ def overlaps(a: Tensor, b: Tensor, mode: str, is_aligned: bool) -> Tensor:
 
 
 def box_costs(logits: Tensor, boxes: Tensor, truth: Truth) -> Tensor:
-    """Of every query of an image, ``[G*Q, C]`` and ``[G*Q, 4]``, for every object: ``[G*Q, T]``."""
+    """Costs of every query of an image (``[G*Q, C]``, ``[G*Q, 4]``) for every object, ``[G*Q, T]``."""
     logits = logits[:, truth.labels]  # [G*Q, T]
     probability = logits.sigmoid()
     cost = FOCAL * (1 - probability) ** 2 * -F.logsigmoid(logits)
@@ -71,7 +71,7 @@ def box_costs(logits: Tensor, boxes: Tensor, truth: Truth) -> Tensor:
 
 
 def mask_costs(masks: Masks, truths: Sequence[Truth]) -> list[Tensor]:
-    """Of every query for every object of its image, at random points that all masks share: ``[G*Q, T]`` each."""
+    """Costs of every query for every object, at random points that all masks share, ``[G*Q, T]`` each."""
     h, w = masks.pixels.shape[2:]
     points = torch.rand(1, h * w // PIXELS_PER_POINT, 2, device=masks.pixels.device)  # [1, P, 2]
     pixels = read_maps(masks.pixels, points.expand(len(truths), -1, -1))  # [B, C, P]
@@ -88,7 +88,7 @@ def mask_costs(masks: Masks, truths: Sequence[Truth]) -> list[Tensor]:
 
 
 def more_costs(found: Tensor, truth: "Truth", weights: Mapping[str, float], terms: "Terms") -> Tensor:
-    """Of every query of an image, ``[G*Q, ...]``, for every object: ``[G*Q, T]``."""
+    """Costs of every query of an image, ``[G*Q, ...]``, for every object, ``[G*Q, T]``."""
     values = terms(found[:, None], truth.more, truth.boxes[:, 2:].prod(-1))
     return sum(weights[name] * value for name, value in values.items())
 
@@ -163,18 +163,18 @@ def losses(
     weights: Mapping[str, float] = WEIGHTS,
     terms: Terms | None = None,
 ) -> dict[str, Tensor]:
-    """The losses of all layers, weighted. Several processes have those of one with all images.
+    """The losses of all layers, weighted. Several processes have the losses of one process with all images.
 
     Args:
-        layers: Of the decoder, and last the first stage.
-        truths: Of every image.
+        layers: Outputs of the decoder's layers, and last of the first stage.
+        truths: Objects of every image.
         groups: G.
-        weights: Of the losses.
-        terms: Of what a subclass of the head predicts too; None for none.
+        weights: Weights of the losses.
+        terms: Losses of what a subclass of the head predicts too; None for none.
 
     Returns:
-        ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``, and those of `terms`: of
-        the last decoder layer; ``d0.loss_cls`` of the first one, ``enc_loss_cls`` of the first stage.
+        ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``, and `terms`, of the last
+        decoder layer; ``d0.loss_cls`` of the first one, ``enc_loss_cls`` of the first stage.
     """
     number = layers[0].logits.new_tensor(float(groups * sum(len(truth.labels) for truth in truths)))
     number = reduce_mean(number).clamp(min=1)

@@ -31,8 +31,8 @@ class C2fProjector(nn.Module):
     """Maps of one stride, concatenated, through a C2f block of YOLOv8 without shortcuts, and a LayerNorm (LW-DETR).
 
     Args:
-        in_channels: Of the maps.
-        out_channels: Of the result.
+        in_channels: Channels of the maps.
+        out_channels: Channels of the result.
         num_blocks: Pairs of 3x3 convolutions, on half of the channels.
         norm: After convolutions: ``'layer'``, over channels, as RF-DETR; ``'batch'``, as LW-DETR.
 
@@ -40,7 +40,7 @@ class C2fProjector(nn.Module):
         ValueError: An unknown norm.
 
     Attributes:
-        out_channels: Of every map, as a backbone has it.
+        out_channels: Channels of every map, as a backbone says them.
     """
 
     family = "rfdetr_projector"

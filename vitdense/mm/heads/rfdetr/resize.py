@@ -14,7 +14,7 @@ class BatchResize(nn.Module):
     """For `batch_augments` of a data preprocessor: images, boxes and masks at a size that is drawn for every batch.
 
     Args:
-        step: Pixels: patch size times windows, of which all sizes are multiples, so that windows are whole.
+        step: Patch size times windows, in pixels: all sizes are multiples, so that windows are whole.
         most: Steps by which the shorter side grows or shrinks at most.
     """
 
