@@ -142,8 +142,8 @@ def readings(
     scheme: str | None = None,
 ) -> list[Match]:
     """Every match of a state dict. For arguments and errors see `detect`."""
-    found = _matches(state, NAMING if families is None else families, prefix, scheme)
-    fits = [match for match in found if next(match.faults(), None) is None]
+    tried = _tried(state, NAMING if families is None else families, prefix, scheme)
+    fits = [match for match in tried if next(match.faults(), None) is None]
     # Prefer matches of every key of the file. The others treat some keys as heads and necks.
     return [match for match in fits if not match.rest] or fits
 
@@ -185,9 +185,8 @@ def detect(
             f"of vitdense convert --prefix {starts[0]}"
         )
     # With equal shares, `min` takes the first, which is of a requested family.
-    near = [
-        (match, [*match.faults()]) for match in _matches(state, dict.fromkeys((*families, *NAMING)), prefix, scheme)
-    ]
+    tried = _tried(state, dict.fromkeys((*families, *NAMING)), prefix, scheme)
+    near = [(match, [*match.faults()]) for match in tried]
     nearest, faults = min(near, key=lambda pair: len(pair[1]) / len(pair[0].state))
     if not faults:
         of_ours = [named for match, named in near if match.family in families and all("(missing)" in x for x in named)]
@@ -201,20 +200,6 @@ def detect(
         f"{nearest.scheme.name!r} of {nearest.family}, with prefix={nearest.prefix!r}: {len(faults)} of "
         f"{len(nearest.state)} keys do not fit: {', '.join(faults[:LISTED])}"
     )
-
-
-def _matches(
-    state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None
-) -> list[Match]:
-    """Every family, scheme and prefix to try."""
-    parts = _parts(state, prefix)
-    return [
-        Match(family, row, start, part, rest)
-        for family in families
-        for row in NAMING[family].schemes
-        if scheme in (None, row.name)
-        for start, part, rest in parts
-    ]
 
 
 def _reading(match: Match) -> tuple:
@@ -231,18 +216,19 @@ def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str 
     return [start for start, number in found.items() if number == most and 4 * number > len(state)]
 
 
-def _parts(state: Mapping[str, Tensor], prefix: str | None) -> list[tuple[str, dict, dict]]:
-    """For every possible prefix: the prefix, the tensors after it, and the other tensors."""
+def _tried(state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None) -> list[Match]:
+    """Every family, scheme and prefix to try."""
     starts = ("", *PREFIXES)
     if prefix is not None:
         starts = (prefix if prefix.endswith(".") or not prefix else f"{prefix}.",)
+    schemes = [(family, row) for family in families for row in NAMING[family].schemes if scheme in (None, row.name)]
     parts = []
     for start in starts:
         part = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
-        if part:
-            parts.append((start, part, {key: value for key, value in state.items() if not key.startswith(start)}))
+        rest = {key: value for key, value in state.items() if not key.startswith(start)}
+        parts += [(start, part, rest)] if part else []
     if not parts:
         raise CheckpointMismatchError(
             f"prefix: no key starts with {starts[0]!r}; the first keys are {', '.join(list(state)[:5])}"
         )
-    return parts
+    return [Match(*one, *part) for one in schemes for part in parts]

@@ -84,10 +84,8 @@ class LoadReport:
         return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
 
 
-def _stem_weight(model: nn.Module) -> str | None:
-    """Name of the weight that meets the image: of the first convolution of the stem. A head has none."""
-    if not hasattr(model, "stem_modules"):
-        return None
+def _stem_weight(model: nn.Module) -> str:
+    """Name of the weight that meets the image: of the first convolution of the stem."""
     stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
     return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
 
@@ -95,10 +93,7 @@ def _stem_weight(model: nn.Module) -> str | None:
 def _transfer(
     match: Match, model: nn.Module, report: LoadReport, resize: str = "bicubic", is_whole: bool = False
 ) -> dict[str, Tensor]:
-    """The backbone of a checkpoint with our names, at the model's resolution, without what may be ignored.
-
-    What is resized and ignored is added to the report. For `is_whole` see `_ignored`.
-    """
+    """The backbone with our names, at the resolution of the model, without what `_ignored` names."""
     renamed, targets = match.ours, model.state_dict()
     if check := NAMING[match.family].check:
         check(model, renamed)
@@ -111,8 +106,8 @@ def _transfer(
             report.queries = report.queries or said
             state[key] = fit(key, rows, targets[key], resize)
             if state[key].shape != value.shape:
-                if key == "absolute_pos_embed.table":
-                    _check_position_rule(model, value, resize)
+                if key == "absolute_pos_embed.table" and resize == "bicubic":
+                    _refuse_other_positions(model, value)
                 report.resized[key] = tuple(value.shape), tuple(state[key].shape)
         elif ignored.fullmatch(key):
             report.ignored.append(key)
@@ -126,11 +121,8 @@ def _transfer(
 def _ignored(
     family: str, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], is_whole: bool
 ) -> tuple[str, ...]:
-    """Regular expressions of the keys of a checkpoint that may be ignored.
-
-    A backbone without tokens may start from a model that was pretrained with tokens. A backbone with tokens needs
-    exactly the tokens of the checkpoint, otherwise its features are different. In the checkpoint of a whole model
-    (`is_whole`) only buffers are not needed.
+    """Regular expressions of keys that may be ignored: in a whole model (`is_whole`) buffers alone. A backbone without
+    tokens may start from one with tokens; one with tokens needs just those of the file.
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
@@ -140,11 +132,10 @@ def _ignored(
     return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
 
 
-def _check_position_rule(model: nn.Module, table: Tensor, resize: str) -> None:
+def _refuse_other_positions(model: nn.Module, table: Tensor) -> None:
     """A model with a `position_rule`, such as DINOv2, resizes its positions in every pass, from the size of their
-    pretraining. Loading must not resize them before."""
-    rule = getattr(model.arch, "position_rule", resize)
-    if resize == "bicubic" != rule:
+    pretraining: loading must not resize them before."""
+    if (rule := getattr(model.arch, "position_rule", "bicubic")) != "bicubic":
         size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
         raise CheckpointMismatchError(
             f"the checkpoint has positions for images of {size[0]}x{size[1]} pixels, and by position_rule={rule!r} the "
@@ -208,7 +199,7 @@ def load_pretrained(
     patterns = NAMING[model.family].may_be_missing
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
-    stem = _stem_weight(model)
+    stem = _stem_weight(model) if hasattr(model, "stem_modules") else None  # a head has none
     if stem in state and state[stem].ndim == 4 and same_kind(state[stem], targets[stem]):
         theirs, ours = state[stem].shape[1], targets[stem].shape[1]
         if channels is not None:
