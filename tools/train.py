@@ -11,7 +11,7 @@ from vitdense.mm.config.base import Asked
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.settings import LOGGERS
 from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.train.launch import prepare_training, replay, train
+from vitdense.mm.train.launch import prepare_training, train
 from vitdense.seams import done_instead
 
 
@@ -43,14 +43,13 @@ def main() -> None:
     for name, what in SHORTCUTS.items():
         parser.add_argument(f"--{name}", type=whole_number, metavar="N", help=what.help)
         parser.sets(f"--{name}", *what.keys)
-    parser.add_argument("--replay", metavar="FILE", help="run the step again that a training refused, and say why")
     parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
     parser.apart("--resume", "--overwrite", "--fresh")
     # The config that a training saved has what these said.
     parser.apart(
-        *("--replay", "--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard"),
+        *("--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard"),
         "--print-config",
     )
     parser.sets("--resume", "resume", "load_from")
@@ -68,8 +67,6 @@ def main() -> None:
                 cfg = config_of(args)
                 prepare_training(cfg, **options)
             print(cfg.pretty_text)
-        elif args.replay:
-            replay(config_of(args), args.replay)
         else:
             train(config_of(args), **options)
 

@@ -1,8 +1,10 @@
 """How processes start and how they are stopped: environment variables and signals, without a training."""
 
+import multiprocessing
 import os
 import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -35,6 +37,24 @@ def test_what_nohup_switched_off_stays_off():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_forked_child_ends_by_its_own_signals():
+    """As the workers of a pool, which ends them by SIGTERM: what the handler does is for one process."""
+    fork = multiprocessing.get_context("fork")
+    runs = fork.Event()
+
+    def wait():
+        runs.set()
+        time.sleep(60)
+
+    with handling_stops(stop_at_once):
+        child = fork.Process(target=wait)
+        child.start()
+        runs.wait()
+        child.terminate()
+        child.join()
+    assert child.exitcode == -signal.SIGTERM
 
 
 def test_other_threads_leave_signals_alone():

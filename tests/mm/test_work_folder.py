@@ -53,7 +53,7 @@ def name_of(folder):
 
 def test_the_latest_checkpoint_has_the_highest_number_whatever_its_time(folder):
     os.utime(folder.path / "iter_9.pth", (2e9, 2e9))
-    for name in ("iter_200.pth.bak", "best_iter_300.pth", "refused_iter_400.pth", "iter_x.pth"):
+    for name in ("iter_200.pth.bak", "best_iter_300.pth", "iter_x.pth"):
         save(folder.path / name, 1)
     assert name_of(folder) == "iter_100.pth"
     cut(folder.path / "iter_100.pth")
@@ -122,7 +122,7 @@ def test_a_saved_config_is_of_the_folder_that_it_is_in(folder, tmp_path, monkeyp
 
 
 OF_A_RUN = (
-    *("iter_9.pth", "iter_100.pth", "best_coco_bbox_mAP_iter_9.pth", "refused_iter_4.pth", "epoch_2.pth"),
+    *("iter_9.pth", "iter_100.pth", "best_coco_bbox_mAP_iter_9.pth", "epoch_2.pth"),
     *("last_checkpoint", "curves.png", "pets.py", "20260101_101010", "test/20260101_111111", "test/pets.py"),
 )
 OF_THE_USER = (
@@ -232,7 +232,7 @@ def test_missing_folders_and_files_have_near_names(folder):
 
 def test_only_this_module_knows_the_names():
     """So that two cannot disagree on which file is the latest."""
-    words = re.compile(r"last_checkpoint|glob\([^)]*\.pth|refused_iter|latest_checkpoint")
+    words = re.compile(r"last_checkpoint|glob\([^)]*\.pth|latest_checkpoint")
     files = [path for part in ("vitdense", "tools", "scripts") for path in (REPO / part).rglob("*.py")]
     found = {path.name for path in files if words.search(re.sub(r'"""[\s\S]*?"""', "", path.read_text("utf-8")))}
     assert found == {"work_folder.py"}

@@ -177,11 +177,6 @@ def with_cp(row, value):
     return row.probe.linear_calls, len(row.probe.iterations) * (2 if value == "on" and trains else 1)
 
 
-def pictures(row, value):
-    made = {path.name for path in row.work.glob("*/vis_data/vis_image/val_*")}
-    return len(made), 2 * len(due_validations(row)) if value == "on" else 0
-
-
 def interval(row, value):
     every = int(value) + (0 if row.by_epoch else -int(value) % int(row["accumulate"]))
     last = 3 if row.by_epoch else row.iterations
@@ -250,8 +245,6 @@ OPTIONS = [
         "default_hooks.stop.type=EarlyStoppingHook", f"default_hooks.stop.monitor={row.recipe.metric}",
         "default_hooks.stop.patience=9", "default_hooks.stop.min_delta=0.001", "default_hooks.stop.rule=greater",
     ]}, lambda row, v: (any("EarlyStopping" in type(h).__name__ for h in row.probe.runner.hooks), v == "on")),
-    Option("pictures", "train", switch(
-        "default_hooks.pictures.type=vitdense.ValidationPicturesHook", "default_hooks.pictures.images=2"), pictures),
     Option("curves", "train", {
         "on": ["default_hooks.curves.type=vitdense.CurvesHook"], "off": ["default_hooks.curves=None"],
     }, holds("curves.png")),
@@ -328,7 +321,6 @@ CONTRADICTIONS = [
     *together("interval", length="iters", interval="1", accumulate="2"),
     *together("save_best", val="none", save_best="metric"),
     *together("default_hooks.stop", val="none", stop="on"),
-    *together("pictures", val="none", pictures="on"),
     *together("--int8", export="pt2", precision="int8"),
     *together("--with-preprocessing", export="pt2", preprocessing="on"),
     *together("--int8", export="onnx", maps="on", precision="int8"),

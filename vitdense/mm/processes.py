@@ -1,7 +1,6 @@
 """Processes of one training, test or prediction: how they start, how they stop, what they compare before the first
 step."""
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,7 +16,6 @@ from mmengine.utils.dl_utils import set_multi_processing
 
 from vitdense.mm.errors import ConfigError
 
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
 # What schedulers, `timeout`, a closed terminal and a lost connection send before they end a process.
 STOPS = tuple(
     getattr(signal, name)
@@ -107,30 +105,30 @@ def stop_at_once(signum: int, frame: Any = None) -> None:
 
 @contextmanager
 def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, `handler` gets the signals `STOPS`. A signal that is ignored, as under nohup, stays ignored.
+    """Inside, `handler` gets the signals `STOPS` of this process. Children that are forked inside end by them.
 
-    Only the main thread can handle signals; in another thread nothing changes.
+    A signal that is ignored, as under nohup, stays ignored. Only the main thread can handle signals; in another thread
+    nothing changes.
     """
+    owner = os.getpid()
+
+    def handle(number: int, frame: Any) -> None:
+        if os.getpid() == owner:
+            handler(number, frame)
+        else:  # such as the pool of a metric, which ends its workers by SIGTERM
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in STOPS if is_main}
     before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
     for number in before:
-        signal.signal(number, handler)
+        signal.signal(number, handle)
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
-
-
-def end_with_parent() -> None:
-    """On Linux, end this process as soon as its parent is killed.
-
-    Otherwise a process of torchrun waits minutes for the other processes and holds the work folder, and a data worker
-    lives on for seconds.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
@@ -139,7 +137,6 @@ def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
     The worker ends by SIGTERM of its parent alone. After a signal to all processes the main process may have to load
     images before it stops, and a worker that ended first would look as if the system had killed it for memory.
     """
-    end_with_parent()
     for number in STOPS[1:]:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -28,10 +28,10 @@ POINT = "operating_point.json"
 LAST = "last_checkpoint"  # mmengine writes a path, of which the name alone is used: the folder may be a copy
 LOCK = ".lock"
 ASIDE = "replaced"  # folders of runs that others replaced, with a number
-INNER = ("test", "replay")  # folders of the same kind in it
-# What a training, a test and a replay write, in addition to their config: files, and folders of logs.
+INNER = ("test",)  # folders of the same kind in it
+# What a training and a test write, in addition to their config: files, and folders of logs.
 WRITTEN = re.compile(
-    rf"((best_.+|refused)_)?(iter|epoch)_(\d+)(-[0-9a-f]{{8}})?\.pth|{re.escape(CURVES)}|{re.escape(POINT)}|{LAST}"
+    rf"(best_.+_)?(iter|epoch)_(\d+)(-[0-9a-f]{{8}})?\.pth|{re.escape(CURVES)}|{re.escape(POINT)}|{LAST}"
 )
 LOGS = re.compile(r"\d{8}_\d{6}")  # the time of a start
 
@@ -88,10 +88,6 @@ class WorkFolder:
     def is_of(self, config: Path) -> bool:
         """Whether a file is the config of the training in this folder."""
         return is_saved_config(config) and (bool(self.checkpoints) or any(map(_is_log, self.path.iterdir())))
-
-    def refused(self, iteration: int) -> Path:
-        """Where to save what a step started from that was not made."""
-        return self.path / f"refused_iter_{iteration}.pth"
 
     @property
     def weights(self) -> Path:
@@ -180,9 +176,9 @@ class WorkFolder:
         for path in filter(lambda path: _has_any(path, named), self._written()):
             if path.suffix == ".py" and (path != self.config_of(cfg) or path.samefile(cfg.filename)):
                 continue  # a base stays; of itself, the old training has a copy
-            if (match := WRITTEN.fullmatch(path.name)) and match[4]:
-                limit = cfg.train_cfg.get(f"max_{match[3]}s")
-                if limit is not None and int(match[4]) > limit:
+            if (match := WRITTEN.fullmatch(path.name)) and match[3]:
+                limit = cfg.train_cfg.get(f"max_{match[2]}s")
+                if limit is not None and int(match[3]) > limit:
                     continue
             raise ConfigError(
                 f"--overwrite: the config names {path}, which the new training may write too; copy it to another "

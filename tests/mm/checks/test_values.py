@@ -95,7 +95,6 @@ def test_values_in_their_range_pass():
     [
         {"default_hooks.checkpoint.save_best": "auto"},
         {"default_hooks.early_stopping": {"type": "EarlyStoppingHook", "monitor": "coco/bbox_mAP"}},
-        {"default_hooks.pictures.type": "vitdense.ValidationPicturesHook"},
         {"param_scheduler": [{"type": "ReduceOnPlateauLR", "monitor": "loss", "by_epoch": False}]},
     ],
     ids=lambda options: next(iter(options)),

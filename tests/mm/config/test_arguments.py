@@ -80,7 +80,6 @@ def test_errors_of_a_parser_are_one_line(argv, named, capsys):
         ("train x --epochs 2 --iters 3", "--iters"),
         ("train x --resume --fresh a", "--fresh"),
         ("train x --resume --overwrite", "--overwrite"),
-        ("train x --replay a.pth --amp bfloat16", "--amp"),
         ("train x --resume --cfg-options load_from=a.pth", "load_from"),
         ("train x --iters 3 --cfg-options train_cfg.max_iters=4", "train_cfg.max_iters"),
         ("train x --iters 3 --cfg-options train_cfg=dict(max_iters=4)", "train_cfg.max_iters"),

@@ -192,14 +192,14 @@ def test_log_to_adds_backends_and_states_them_all(repo, tmp_path):
     path = tmp_path / "mine.py"
     base = str(repo / "configs/cascade_swin_t_coco.py")
     path.write_text(f"_base_ = {base!r}\nsettings = dict(log_to=['tensorboard', 'wandb'])\n")
-    both = ["LocalVisBackend", "TensorboardVisBackend", "vitdense.WandbVisBackend"]
+    both = ["LocalVisBackend", "TensorboardVisBackend", "WandbVisBackend"]
     cfg = load_config(path, {"visualizer.vis_backends.2.init_kwargs.project": "pets"})
     assert backends(cfg) == both
     apply_settings(cfg)
     assert backends(cfg) == both
     cfg.settings.log_to = "wandb"
     apply_settings(cfg)
-    assert backends(cfg) == ["LocalVisBackend", "vitdense.WandbVisBackend"]
+    assert backends(cfg) == ["LocalVisBackend", "WandbVisBackend"]
     assert cfg.visualizer.vis_backends[1].init_kwargs.project == "pets"
     assert cfg.visualizer.type == "DetLocalVisualizer"
     assert backends(load_config(path, {"settings.log_to": []})) == ["LocalVisBackend"]
@@ -214,7 +214,7 @@ def test_log_to_adds_backends_and_states_them_all(repo, tmp_path):
             "visualizer = dict(vis_backends=[dict(type='LocalVisBackend'), dict(type='WandbVisBackend')])\n",
             "WandbVisBackend",
         ),
-        ("model = dict(type='vitdense.Swin', arch='tiny')\n", "vitdense.WandbVisBackend"),  # without a visualizer
+        ("model = dict(type='vitdense.Swin', arch='tiny')\n", "WandbVisBackend"),  # without a visualizer
     ],
     ids=["mmdet", "none"],
 )

@@ -105,7 +105,6 @@ def test_results_are_those_of_mmdet(name, tmp_path, monkeypatch):
     [
         ({}, True),
         ({"default_hooks.visualization.draw": True}, False),
-        ({"default_hooks.pictures.type": "vitdense.ValidationPicturesHook"}, False),
         ({"custom_hooks": [{"type": "LooksAtPredictions"}]}, False),
         ({"custom_hooks": [{"type": "EMAHook"}, {"type": "vitdense.CurvesHook"}]}, True),
         ({"test_evaluator.ann_file": None}, False),
@@ -120,21 +119,12 @@ def test_masks_are_codes_where_all_takes_them(change, takes):
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-@pytest.mark.parametrize("hook", ["vitdense.ValidationPicturesHook", "DetVisualizationHook", "tiles"])
+@pytest.mark.parametrize("hook", ["DetVisualizationHook", "tiles"])
 def test_pictures_show_the_masks(name, hook, tmp_path):
     cfg, checkpoint = dense(name, tmp_path, side=96, number=12)
     cfg.visualizer.name = str(tmp_path)  # mmengine keeps one of each name
-    if hook == "vitdense.ValidationPicturesHook":
-        cfg.val_dataloader, cfg.val_evaluator, cfg.val_cfg = cfg.test_dataloader, cfg.test_evaluator, {}
-        cfg.default_hooks.pictures = dict(type=hook, images=1)
-        cfg.load_from = checkpoint
-        cfg.train_dataloader = cfg.train_cfg = cfg.optim_wrapper = cfg.param_scheduler = None  # whose images are drawn
-        runner = launch._runner(cfg)
-        runner.visualizer.alpha = 1.0
-        runner.val()
-    else:
-        cfg.default_hooks.visualization.update(draw=True, interval=1, score_thr=0.0)
-        launch.test(cfg, checkpoint, Inference(tiles=64 if hook == "tiles" else None))
+    cfg.default_hooks.visualization.update(draw=True, interval=1, score_thr=0.0)
+    launch.test(cfg, checkpoint, Inference(tiles=64 if hook == "tiles" else None))
     (picture, *_) = sorted(tmp_path.rglob("vis_image/*.png"))
     assert cv2.imread(str(picture)).shape == (96, 192, 3)  # ground truth to the left
 

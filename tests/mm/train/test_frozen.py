@@ -1,8 +1,5 @@
 """Frozen trunks: nothing of them trains or is stored for the backward pass; checkpoints without them."""
 
-import logging
-from types import SimpleNamespace
-
 import pytest
 import torch
 from conftest import needs_research
@@ -12,8 +9,7 @@ import vitdense
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.load import fingerprint, fit_whole, load_pretrained
-from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.hooks import OmitFrozenBackboneHook
+from vitdense.models.base import Backbone
 
 NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
 VIT = {"embed_dims": 32, "num_heads": 2, "layer_scale": 0.5, "registers": 2, "rope": "dinov3"}
@@ -52,11 +48,15 @@ def trained(weights):
 
 
 def saved_without_trunk(model):
-    hook, checkpoint = OmitFrozenBackboneHook(), {"state_dict": model.state_dict(), "meta": {"epoch": 3}}
-    runner = SimpleNamespace(model=model)
-    hook.before_train(runner)
-    hook.before_save_checkpoint(runner, checkpoint)
-    return checkpoint
+    """A checkpoint as `vitdense.OmitFrozenBackboneHook` of older releases saved it."""
+    parts = {n: part for n, part in model.named_modules() if isinstance(part, Backbone) and part.load_report}
+    state = {key: x for key, x in model.state_dict().items() if not key.startswith(tuple(f"{name}." for name in parts))}
+    omitted = {}
+    for name, part in parts.items():
+        weights = part.init_cfg[0] if isinstance(part.init_cfg, list) else part.init_cfg
+        weights = {"checkpoint": str(weights["checkpoint"] if isinstance(weights, dict) else weights)}
+        omitted[name] = weights, fingerprint(part, part.load_report)
+    return {"state_dict": state, "meta": {"epoch": 3, "omitted_backbones": omitted}}
 
 
 @pytest.mark.parametrize(
@@ -150,23 +150,6 @@ def test_the_frozen_trunk_of_an_adapter(tmp_path):
     assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
 
 
-def test_weights_that_a_loaded_checkpoint_replaced_are_not_omitted(trained):
-    """Those of init_cfg would come back."""
-    trained.backbone.load_state_dict(Detector().backbone.state_dict())
-    with pytest.raises(ConfigError, match="backbone no longer has the weights of its init_cfg"):
-        OmitFrozenBackboneHook().before_train(SimpleNamespace(model=trained))
-
-
-def test_a_trunk_that_trains_is_saved_although_the_loaded_checkpoint_omits_it(trained):
-    hook, model = OmitFrozenBackboneHook(), Detector(frozen_stages=1)
-    hook.after_load_checkpoint(None, saved_without_trunk(trained))
-    hook.before_train(SimpleNamespace(model=model, logger=logging.getLogger("test")))
-    checkpoint = {"state_dict": model.state_dict(), "meta": {}}
-    hook.before_save_checkpoint(None, checkpoint)
-    assert checkpoint["state_dict"].keys() == model.state_dict().keys()
-    assert not checkpoint["meta"]
-
-
 def test_resized_tensors_are_not_in_the_fingerprint(weights):
     def digest(changes_resized=None):
         model = vitdense.Swin(NANO, window_size=6, out_indices=(0, 1))
@@ -178,31 +161,6 @@ def test_resized_tensors_are_not_in_the_fingerprint(weights):
         return fingerprint(model, report)
 
     assert digest() == digest(changes_resized=True) != digest(changes_resized=False)
-
-
-def test_a_resumed_run_knows_what_its_checkpoint_omits(trained):
-    """It does not read `init_cfg` again."""
-    checkpoint = saved_without_trunk(trained)
-    hook, model = OmitFrozenBackboneHook(), Detector()
-    hook.after_load_checkpoint(SimpleNamespace(model=model), checkpoint)
-    hook.before_train(SimpleNamespace(model=model))
-    again = {"state_dict": trained.state_dict(), "meta": {}}
-    hook.before_save_checkpoint(SimpleNamespace(model=model), again)
-    assert again["state_dict"].keys() == checkpoint["state_dict"].keys()
-    assert again["meta"]["omitted_backbones"] == checkpoint["meta"]["omitted_backbones"]
-
-
-@pytest.mark.parametrize("options", [{}, {"frozen_stages": 1}])
-def test_checkpoints_are_whole_where_nothing_can_be_omitted(options, weights):
-    """Random weights, which no file has, and a backbone that trains."""
-    hook, logger = OmitFrozenBackboneHook(), logging.getLogger("test")
-    model = Detector(dict(type="Pretrained", checkpoint=str(weights)) if options else None, **options)
-    model.backbone.init_weights()
-    hook.before_train(SimpleNamespace(model=model, logger=logger))
-    checkpoint = {"state_dict": model.state_dict(), "meta": {}}
-    hook.before_save_checkpoint(None, checkpoint)
-    assert checkpoint["state_dict"].keys() == model.state_dict().keys()
-    assert not checkpoint["meta"]
 
 
 @pytest.mark.parametrize("frozen_stages", ["none", 3, -2, 1.5])

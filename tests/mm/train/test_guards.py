@@ -141,7 +141,7 @@ def poison(runner):
     runner.optim_wrapper.optimizer.register_step_post_hook(overflow)
 
 
-def test_a_step_that_is_not_finite_is_not_made_and_can_be_repeated(make, capsys):
+def test_a_step_that_is_not_finite_is_not_made(make):
     huge = {"optim_wrapper.optimizer.lr": 1e12}
     with pytest.raises(StepError, match=r"iteration 2: the gradients are not finite") as error:
         launch.train(make(**huge))
@@ -150,10 +150,6 @@ def test_a_step_that_is_not_finite_is_not_made_and_can_be_repeated(make, capsys)
     assert "shapes/train/0000" in message
     assert checkpoints() == ["iter_1.pth"]
     assert is_finite("work/iter_1.pth")
-    assert is_finite("work/refused_iter_2.pth")
-    with pytest.raises(StepError, match="iteration 2: the gradients"):
-        launch.replay(make(**huge), "work/refused_iter_2.pth")
-    assert "the first output that is not finite is that of backbone." in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("name", ["eomt", "rfdetr", "dino_swin", "sparse_rcnn_swin", "mask2former_swin"])
@@ -171,8 +167,6 @@ def test_a_matching_without_finite_costs_is_refused_as_gradients_are(name, repo,
     with pytest.raises(StepError, match=r"iteration \d: the (costs of matching|gradients).* are not finite") as error:
         launch.train(cfg)
     assert "shapes/train/0000" in str(error.value)
-    (file,) = Path("work").glob("refused_iter_*.pth")
-    assert is_finite(str(file))
 
 
 def test_weights_that_are_not_finite_cost_no_checkpoint(make, monkeypatch):
@@ -195,8 +189,6 @@ def test_the_best_checkpoint_outlives_weights_that_are_not_finite(make, monkeypa
 
 def test_a_work_folder_is_used_once(make):
     launch.train(make())
-    with pytest.raises(ConfigError, match="does not repeat"):
-        launch.replay(make(), "work/iter_5.pth")
     with pytest.raises(ConfigError, match=r"iter_6\.pth; --resume goes on with it, --overwrite starts anew"):
         launch.train(make())
     Path("other").mkdir()
@@ -438,14 +430,14 @@ def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkey
     assert all(torch.equal(x, got[key]) for key, x in want.items())
 
 
-def test_the_rate_is_scaled_by_the_images_of_a_step_of_the_optimizer_and_the_first_iterations_are_logged(make):
+def test_the_rate_is_scaled_by_the_images_of_a_step_of_the_optimizer(make):
     options = {"optim_wrapper.accumulative_counts": 2, "default_hooks.logger.interval": 50}
     launch.train(make(epochs=True, auto_scale_lr={"base_batch_size": 8}, **options), auto_scale_lr=True)
     (log,) = Path("work").glob("*/*.log")
     lines = log.read_text()
     assert "Scaling the original LR by 0.5." in lines  # two images, twice
     logged = [int(found) for found in re.findall(r"\(train\)\s+\[ *(\d+)/12\]", lines)]
-    assert logged == [1, 2, 3, 6, 12]
+    assert logged == [6, 12]
 
 
 def test_a_full_disk_is_one_line_with_what_is_safe(make, monkeypatch):

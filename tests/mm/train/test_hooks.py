@@ -3,8 +3,6 @@ import re
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-import cv2
-import numpy as np
 import pytest
 import torch
 from commands import forget
@@ -257,43 +255,6 @@ def test_segmentor_with_a_final_norm_needs_out_norm_final():
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
     with pytest.raises(CheckpointMismatchError, match=r"backbone\.norm\.weight, backbone\.norm\.bias"):
         fit_whole(lacking, checkpoint)
-
-
-@pytest.mark.parametrize(("images", "drawn"), [(1, [0]), (3, [0, 4, 9]), (20, [*range(10)]), (0, [])])
-def test_the_same_images_are_drawn_at_every_validation(tmp_path, images, drawn):
-    """In batches of 4, 4 and 2."""
-    cv2.imwrite(str(tmp_path / "a.png"), np.full((2, 2, 3), (255, 0, 0), np.uint8))  # blue, in the order of OpenCV
-    samples = [SimpleNamespace(img_path=str(tmp_path / "a.png"), index=i) for i in range(10)]
-    hook = HOOKS.build({"type": "vitdense.ValidationPicturesHook", "images": images})
-    loader = SimpleNamespace(sampler=range(10), batch_size=4)
-    for iteration in (7, 15):
-        runner = MagicMock(val_dataloader=loader, iter=iteration)
-        for batch in range(3):
-            hook.after_val_iter(runner, batch, None, samples[4 * batch : 4 * batch + 4])
-        calls = runner.visualizer.add_datasample.call_args_list
-        assert [call.args[0] for call in calls] == [f"val_{i}_a" for i in drawn]
-        assert [call.args[2].index for call in calls] == drawn
-        assert all(call.args[1][0, 0].tolist() == [0, 0, 255] for call in calls)
-        assert {call.kwargs["step"] for call in calls} <= {iteration}
-
-
-@pytest.mark.parametrize("is_empty", [True, False])
-def test_a_panoptic_map_without_segments_is_drawn(tmp_path, is_empty):
-    from mmdet.structures import DetDataSample
-    from mmdet.visualization import DetLocalVisualizer
-    from mmengine.structures import PixelData
-
-    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((32, 32, 3), np.uint8))
-    found = PixelData(sem_seg=torch.full((1, 32, 32), 2 if is_empty else 1))
-    sample = DetDataSample(metainfo={"img_path": str(tmp_path / "a.png")}, pred_panoptic_seg=found)
-    visualizer = DetLocalVisualizer(vis_backends=[dict(type="LocalVisBackend")], save_dir=str(tmp_path))
-    visualizer.dataset_meta = {"classes": ("cat", "dog"), "palette": [(0, 0, 0), (9, 9, 9)]}
-    runner = SimpleNamespace(
-        val_dataloader=SimpleNamespace(sampler=range(1), batch_size=1), iter=1, visualizer=visualizer
-    )
-    HOOKS.build({"type": "vitdense.ValidationPicturesHook"}).after_val_iter(runner, 0, None, [sample])
-    assert len([*tmp_path.rglob("val_0_a_*")]) == 1
-    assert "pred_panoptic_seg" in sample  # which the metric reads
 
 
 def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):

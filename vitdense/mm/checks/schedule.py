@@ -14,7 +14,7 @@ from vitdense.mm.data.faults import Fault
 
 WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run
 OWN_LOOPS = (None, "EpochBasedTrainLoop", "IterBasedTrainLoop")  # of mmengine
-OF_VALIDATION = ("EarlyStoppingHook", "ValidationPicturesHook", "ReduceOnPlateauLR", "ReduceOnPlateauMomentum")
+OF_VALIDATION = ("EarlyStoppingHook", "ReduceOnPlateauLR", "ReduceOnPlateauMomentum")
 COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 OF_IOU = {
     "mIoU": ("aAcc", "mIoU", "mAcc"),

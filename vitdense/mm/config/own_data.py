@@ -56,7 +56,6 @@ FINETUNE = {  # options of the backbone
     "attention": {"frozen_stages": -1, "finetune": "attention"},
     "lora": {"frozen_stages": -1, "finetune": "lora"},
 }
-OMIT = {"type": "vitdense.OmitFrozenBackboneHook"}
 EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
 
 
@@ -295,9 +294,6 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         patterns = [CLASS_HEADS, *(labels.fresh if labels else ())]
         fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
         lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
-    if backbone.get("frozen_stages") == "all":
-        base_hooks = "_base_.custom_hooks + " if cfg.get("custom_hooks") else ""
-        lines.append(f"custom_hooks = {base_hooks}{code([OMIT])}  # checkpoints without the frozen backbone")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset and "metainfo" in data.shared:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}

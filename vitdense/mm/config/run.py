@@ -21,8 +21,7 @@ from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 _runs = count(1)
 AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrapper")
 OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
-# What mm leaves open in results, and a log of the first iterations.
-HOOKS = ("vitdense.GuardModelHook", "vitdense.FirstIterationsHook")
+HOOKS = ("vitdense.GuardModelHook",)  # what mm leaves open in results
 OWN_READERS = {"mmcv.LoadImageFromFile": "vitdense.LoadImage", "mmseg.LoadAnnotations": "vitdense.LoadAnnotations"}
 # Of a data loader, what only worker processes need; torch refuses most of it without any.
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")

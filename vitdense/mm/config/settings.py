@@ -19,7 +19,7 @@ from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, mapped,
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
-LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "vitdense.WandbVisBackend"}
+LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation")
 # What is a time in a loop, a scheduler, a hook or a model, and the least that means something; ``end`` needs its
 # ``begin``, and is scaled apart. Keys of our hooks and of mm's are here; others that look like times are refused.

@@ -3,23 +3,18 @@
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from mmengine.dist import get_rank, get_world_size, master_only
-from mmengine.hooks import Hook, LoggerHook
-from mmengine.logging import MMLogger
+from mmengine.hooks import Hook
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 
-from vitdense.checkpoint.detect import OMITTED
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import LoadReport, fingerprint, fit_whole
+from vitdense.checkpoint.load import LoadReport, fit_whole
 from vitdense.files import atomic_write
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
-from vitdense.mm.config.query import as_list
 from vitdense.mm.data.classes import classes_of, difference
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
@@ -28,9 +23,7 @@ from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.curves import draw_curves, read_scalars
 from vitdense.mm.train.schedules import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.work_folder import WorkFolder
-from vitdense.models.base import Backbone
 
-FIRST_ITERATIONS = 3  # of a process, are logged whatever the interval
 PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
 
 
@@ -175,54 +168,6 @@ class ExactLoadHook(Hook):
 
 
 @HOOKS.register_module()
-class OmitFrozenBackboneHook(Hook):
-    """Save checkpoints without backbones that are frozen as a whole (``frozen_stages='all'``).
-
-    In ``meta.omitted_backbones`` a checkpoint names their weights, as `init_cfg` does, with a SHA-256. Our tools
-    (`load_from`, resume, test, predict) load them again and compare; mmengine's own tools would leave them random.
-    A backbone that trains, or has no `init_cfg`, is saved.
-
-    Raises:
-        ConfigError: Before the training: `load_from` gave a frozen backbone other weights than its `init_cfg`.
-    """
-
-    priority = "VERY_LOW"  # after hooks that change the checkpoint
-
-    def __init__(self) -> None:
-        self.omitted: dict[str, tuple[dict, str]] = {}
-
-    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        self.omitted = checkpoint.get("meta", {}).get(OMITTED, {})
-
-    def before_train(self, runner) -> None:
-        loaded, self.omitted = self.omitted, {}
-        for name, part in unwrapped(runner.model).named_modules():
-            if not isinstance(part, Backbone) or any(p.requires_grad for p in part.parameters()):
-                continue
-            if name in loaded:
-                self.omitted[name] = loaded[name]
-            elif part.load_report is not None:
-                weights = {key: value for key, value in as_list(part.init_cfg)[0].items() if key != "type"}
-                weights["checkpoint"] = str(weights["checkpoint"])
-                sha256 = fingerprint(part, part.load_report)
-                part.load_weights(**weights)
-                if fingerprint(part, part.load_report) != sha256:
-                    raise ConfigError(
-                        f"vitdense.OmitFrozenBackboneHook: {name} no longer has the weights of its init_cfg, "
-                        f"{weights['checkpoint']}, but others, as of load_from; remove the hook"
-                    )
-                self.omitted[name] = (weights, sha256)
-        if not self.omitted:
-            runner.logger.info("checkpoints are whole: no frozen backbone has its weights from init_cfg")
-
-    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
-        starts = tuple(f"{name}." for name in self.omitted)
-        if self.omitted:
-            checkpoint["state_dict"] = {k: v for k, v in checkpoint["state_dict"].items() if not k.startswith(starts)}
-            checkpoint["meta"][OMITTED] = self.omitted
-
-
-@HOOKS.register_module()
 class GuardModelHook(Hook):
     """`guard_model` in a Runner, our own or that of mm's tools."""
 
@@ -242,74 +187,3 @@ class CurvesHook(Hook):
     def after_train(self, runner) -> None:
         if read_scalars(Path(runner.work_dir)):  # else shorter than the interval of the log
             runner.logger.info(f"curves: {draw_curves([runner.work_dir], WorkFolder(runner.work_dir).curves)}")
-
-
-@HOOKS.register_module()
-class ValidationPicturesHook(Hook):
-    """Draw the same images at every validation: ground truth to the left, prediction to the right.
-
-    The visualizer of the config draws them, and writes them to the folder ``vis_data/vis_image`` of the run and to
-    TensorBoard or W&B. mm's own visualization hooks choose images by the number of the iteration, so that they change
-    from validation to validation.
-
-    Args:
-        images: How many, evenly spaced over the validation data; on several GPUs over the part of the first.
-    """
-
-    def __init__(self, images: int = 4) -> None:
-        self.images = images
-
-    @master_only
-    def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs: Sequence = ()) -> None:
-        from vitdense.mm.data.images import evenly_spaced, read_pixels  # mmengine's hooks alone do not need mmcv
-
-        loader = runner.val_dataloader
-        chosen = evenly_spaced(range(len(loader.sampler)), self.images)
-        for i, sample in enumerate(outputs, batch_idx * loader.batch_size):
-            if i in chosen:
-                name = f"val_{i}_{Path(sample.img_path).stem}"
-                image = read_pixels(sample.img_path)
-                found = getattr(sample, "pred_panoptic_seg", None)
-                if found is not None and (found.sem_seg == len(runner.visualizer.dataset_meta["classes"])).all():
-                    sample = sample.new()  # mmdet's visualizer cannot draw a map without segments
-                    del sample.pred_panoptic_seg
-                runner.visualizer.add_datasample(name, image, sample, step=runner.iter)
-
-
-@HOOKS.register_module()
-class FirstIterationsHook(Hook):
-    """Log the first iterations of a training that `LoggerHook` leaves out, so that it does not look as if it hung."""
-
-    priority = "BELOW_NORMAL"  # as LoggerHook
-
-    def before_train(self, runner) -> None:
-        self.loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
-        self.left = FIRST_ITERATIONS if self.loggers else 0
-
-    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        ends = self.end_of_epoch(runner.train_dataloader, batch_idx)
-        if self.left and not ends and not self.every_n_inner_iters(batch_idx, self.loggers[0].interval):
-            runner.logger.info(runner.log_processor.get_log_after_iter(runner, batch_idx, "train")[1])
-        self.left = max(self.left - 1, 0)
-
-
-class FirstNotFinite(Hook):
-    """In one iteration, log the first module whose output is not finite, and end."""
-
-    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
-        self.handles = [
-            module.register_forward_hook(partial(self._look, runner.logger, name))
-            for name, module in runner.model.named_modules()
-        ]
-
-    def _look(self, logger: MMLogger, name: str, module: torch.nn.Module, inputs: tuple, output: Any) -> None:
-        outputs = output if isinstance(output, (list, tuple)) else [output]
-        if any(isinstance(x, torch.Tensor) and not x.isfinite().all() for x in outputs):
-            logger.error(
-                f"the first output that is not finite is that of {name or 'the model'}, {type(module).__name__}"
-            )
-            for handle in self.handles:
-                handle.remove()
-
-    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        raise ConfigError(f"replay: iteration {runner.iter + 1} was made, and is finite; the fault does not repeat")

@@ -3,10 +3,8 @@
 import copy
 import logging
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
@@ -20,8 +18,7 @@ from vitdense.mm.config.build import explained
 from vitdense.mm.config.passes import STARTING, TESTING, TRAINING, built
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
-from vitdense.mm.processes import connect, end_with_parent
-from vitdense.mm.train.hooks import FirstNotFinite
+from vitdense.mm.processes import connect
 from vitdense.mm.train.runner import Runner
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from vitdense.ops import ops_in_use
@@ -81,32 +78,12 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
         StepError: A step or checkpoint was refused, see `Runner`.
         StopSignal: See `Runner`.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_parent()
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
     with WorkFolder(cfg.work_dir).hold():
         runner = _runner(cfg)
         runner.kept, runner.overwrites = kept, overwrite
         runner.train()
-
-
-def replay(cfg: Config, file: str) -> None:
-    """Run the step again that a training refused, and say where values stop being finite.
-
-    Args:
-        cfg: That of the training.
-        file: What the training wrote then.
-
-    Raises:
-        ConfigError: Always: the step is refused again, or it is not.
-        CheckpointNotFoundError: There is no such file.
-    """
-    prepare_training(cfg, resume=file)
-    cfg.work_dir = str(Path(cfg.work_dir, "replay"))
-    runner = _runner(cfg)
-    runner.register_hook(FirstNotFinite(), "LOWEST")
-    runner.train()
 
 
 def test(  # no test of pytest

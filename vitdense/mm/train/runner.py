@@ -187,26 +187,13 @@ class Runner(mmengine.runner.Runner):
         return getattr(self.optim_wrapper, "_accumulative_counts", 1)
 
     def _refuse(self, reason: str, has_losses: bool = True) -> None:
-        """Raise after a look at the losses of the iteration once more, and with a file to run it again."""
-        path = WorkFolder(self.work_dir).refused(self.made)
+        """Raise after a look at the losses of the iteration once more."""
         model = unwrapped(self.model)
         seed_everything(self.seed, get_rank(), self.iter)  # as ReproducibleHook
         with torch.no_grad():
             losses = model(**model.data_preprocessor(self.batch, True), mode="loss") if has_losses else {}
             values = model.parse_losses(losses)[1] if losses else {}
-            for buffer in model.buffers():  # statistics of the refused batch; a training does not read them
-                if buffer.is_floating_point():
-                    buffer.nan_to_num_()
-        if all(is_finite(x) for x in model.parameters()):
-            self._save(
-                self.work_dir,
-                path.name,
-                meta={"epoch": self.epoch, "iter": self.iter},
-                backend_args={"backend": "vitdense.atomic"},
-            )
-            again = f"To run this step alone: vitdense train ... --replay {path}. "
-        else:
-            again = "The weights were not finite before it. "
+        again = "" if all(is_finite(x) for x in model.parameters()) else "The weights were not finite before it. "
         names = [getattr(sample, "img_path", "?") for sample in self.batch.get("data_samples") or ()]
         listed = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
         raise StepError(
