@@ -201,6 +201,16 @@ def test_metrics_are_those_of_mmdet(kind, ground_truth):
 
 
 @pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
+def test_recalls_of_proposals_are_those_of_mmdet(kind, ground_truth):
+    options = {"metric": ("proposal", "bbox"), "proposal_nums": (2, 3, 100)}
+    want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
+    assert seen(kind, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9)
+    assert {"coco/AR@100", "coco/AR_m@1000", "coco/bbox_mAP"} <= want.keys()
+    with pytest.raises(ConfigError, match="proposal_fast"):
+        kind(metric="proposal_fast")
+
+
+@pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
 def test_ids_of_annotations_do_not_matter(kind, ground_truth):
     expected = evaluate(kind, ground_truth, range(6), noise=1)
     path, annotations = ground_truth

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
     from vitdense.mm.train.metrics import Truth
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
-ITEMS = (*BOX_ITEMS, *("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000"))
+RECALL_ITEMS = ("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000")
 FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # of annotations, that every evaluation reads
 
 _evaluated_in: int | None = None  # the process that has hotcoco's threads
@@ -71,7 +71,7 @@ class Evaluation:
     images: Sequence[int]
 
     def figures(self, chosen: Sequence[int] | slice = slice(None), ap_limit: int | None = None) -> dict[str, float]:
-        """`ITEMS` of some classes, 0 to 1, as pycocotools defines them; -1 where there is no object.
+        """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them; -1 where there is no object.
 
         Args:
             chosen: Indices of the classes.
@@ -157,12 +157,16 @@ def _hotcoco(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> 
     content, fields = truth.dataset, (*FIELDS, *fields)
     known = hotcoco.COCO(
         {
-            "images": [{key: image[key] for key in ("id", "width", "height")} for image in content["images"]],
-            "annotations": [{key: one[key] for key in fields if key in one} for one in content["annotations"]],
+            "images": [_with(("id", "width", "height"), image) for image in content["images"]],
+            "annotations": [_with(fields, one) for one in content["annotations"]],
             "categories": content["categories"],
         }
     )
     return hotcoco.COCOeval(known, known.loadRes(found.rows() if found.places else found.boxes), kind)
+
+
+def _with(keys: Sequence[str], item: Mapping) -> dict:
+    return {key: item[key] for key in keys if key in item}
 
 
 def _pycocotools(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> cocoeval.COCOeval:

@@ -21,7 +21,7 @@ from vitdense.mm.data.coco import ImageId, Source, parse, without_doubles
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
-from vitdense.mm.train.coco_engines import BOX_ITEMS, Evaluation, Found, chosen_engine, evaluate
+from vitdense.mm.train.coco_engines import BOX_ITEMS, RECALL_ITEMS, Evaluation, Found, chosen_engine, evaluate
 
 # mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
 _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
@@ -95,11 +95,6 @@ class Truth(COCO):
         with redirect_stdout(io.StringIO()):
             return super().loadRes(rows)
 
-    def loadRes(self, resFile: Sequence[Mapping]) -> COCO:
-        """As pycocotools', for detections with the image ids of the file."""
-        numbers = {key: number for (_, key), number in self.images.items()}
-        return self.detections([{**one, "image_id": numbers[one["image_id"]]} for one in resFile])
-
 
 class _CocoMixin:
     """The changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes.
@@ -117,7 +112,7 @@ class _CocoMixin:
         evaluations: None; or a list, to which the evaluations of boxes and masks are added. They are large.
 
     Raises:
-        ConfigError: The engine is not installed.
+        ConfigError: The engine is not installed, or `metric` has ``proposal_fast``.
     """
 
     ap_limit: int | None = None
@@ -131,6 +126,8 @@ class _CocoMixin:
         **kwargs: Any,
     ) -> None:
         super().__init__(None, *args, **kwargs)
+        if "proposal_fast" in self.metrics:
+            raise ConfigError("metric: got 'proposal_fast', expected 'proposal', which has its recalls")
         self.source = None if ann_file is None else Source(ann_file, drop_doubles)
         self._coco_api = None if ann_file is None else Truth({self.source: self.read(self.source)})
         self.engine, self.evaluations = chosen_engine(engine), None
@@ -171,30 +168,36 @@ class _CocoMixin:
         """
         truths, found = zip(*results)
         self._number(truths)
-        if self.format_only:
-            self.results2json(found, self.outfile_prefix)
-            return {}
-        if not set(self.metrics) <= {"bbox", "segm"}:
-            self._coco_api.indexed()
-            with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
-                return super().compute_metrics(results)
         if self.outfile_prefix:
             self.results2json(found, self.outfile_prefix)
+        if self.format_only:
+            return {}
         if not any(len(one["bboxes"]) for one in found):
             MMLogger.get_current_instance().warning(
                 f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
                 f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
             )
-            return {f"{kind}_{item}": 0.0 for kind in self.metrics for item in (self.metric_items or BOX_ITEMS)}
         values: dict[str, float] = {}
         for kind in self.metrics:
-            evaluation = self._masks(found) if kind == "segm" else self._evaluate("bbox", found)
-            for k, name in enumerate(self._coco_api.classes if self.classwise else ()):
-                ap = evaluation.figures([k])["mAP"]
-                values[f"{name}_precision"] = round(ap, 3) if ap > -1 else math.nan
-            figures = evaluation.figures(ap_limit=self.ap_limit)
-            values |= {f"{kind}_{item}": round(figures[item], 3) for item in self.metric_items or BOX_ITEMS}
+            values |= self._values(kind, found)
         return values
+
+    def _values(self, kind: str, found: Sequence[Mapping]) -> dict[str, float]:
+        is_proposal = kind == "proposal"
+        items = self.metric_items or (RECALL_ITEMS if is_proposal else BOX_ITEMS)
+        names = {item: item if is_proposal else f"{kind}_{item}" for item in items}
+        if not any(len(one["bboxes"]) for one in found):
+            return dict.fromkeys(names.values(), 0.0)
+        if is_proposal:
+            evaluation = self._evaluate("bbox", found, useCats=0)
+        else:
+            evaluation = self._masks(found) if kind == "segm" else self._evaluate(kind, found)
+        values = {}
+        for k, name in enumerate(self._coco_api.classes if self.classwise and not is_proposal else ()):
+            ap = evaluation.figures([k])["mAP"]
+            values[f"{name}_precision"] = round(ap, 3) if ap > -1 else math.nan
+        figures = evaluation.figures(ap_limit=self.ap_limit)
+        return values | {name: round(figures[item], 3) for item, name in names.items()}
 
     def _masks(self, found: Sequence[Mapping]) -> Evaluation:
         if not all("masks" in one for one in found):
