@@ -102,6 +102,17 @@ def test_padding_to_the_size_of_another_crop_is_a_warning(tmp_path):
         assert ["pads them to 128x128" in str(warning) for warning in found] == [True] * warnings
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_a_device_without_room_is_a_warning_that_names_the_batch_size(error, tmp_path, monkeypatch):
+    def build(cfg):
+        raise error
+
+    monkeypatch.setattr(dry_step, "build_model", build)
+    (fault,) = dry_step.find(config(BOXES, tmp_path), ("train",))
+    assert not fault.grave
+    assert "--batch-size" in str(fault)
+
+
 @pytest.mark.long
 def test_a_training_is_refused_before_its_first_iteration(tmp_path):
     cfg = config(BOXES, tmp_path, **{"model.neck.out_channels": 16})

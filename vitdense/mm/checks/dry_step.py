@@ -50,6 +50,10 @@ NOT_DETERMINISTIC = "does not have a deterministic implementation"  # torch's, o
 OF_CPU = "can't allocate memory"  # torch's error where a CPU is short of it
 
 
+class ShortOfMemory(ConfigError):
+    """The device has no room for the dry step."""
+
+
 def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print) -> Iterator[Fault]:
     """See the module; for `vitdense check`. Too large a model for the memory is a warning.
 
@@ -66,21 +70,18 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
                 with suppress(OptionError):  # which may be of the size alone: the whole size tells
                     found = _make(small, splits, say)
             yield from _make(cfg, splits, say) if found is None else found
-        except (OptionError, torch.OutOfMemoryError) as error:
-            if isinstance(error, OptionError) and OF_CPU not in str(error):
-                yield Fault(str(error))
-                return
-            short = f"not made, {get_device()} is short of memory ({str(error).splitlines()[0]})"
-            yield Fault(short, "dry step", fix="train with a smaller --batch-size or --image-size", grave=False)
+        except OptionError as error:
+            yield Fault(str(error), grave=not isinstance(error, ShortOfMemory))
 
 
 def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> list[Fault]:
     """Build what is needed, and make the step; its warnings."""
     with _parts({}, "train_dataloader"):
         loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
-    model = build_model(cfg)
-    model.init_weights()
-    model = model.to(get_device()).train()
+    with _parts({}, "model"):
+        model = build_model(cfg)
+        model.init_weights()
+        model = model.to(get_device()).train()
     wrapper, start = build_optim_wrapper(model, cfg.optim_wrapper), time.perf_counter()
     warnings = train(model, loaders["train"], wrapper)
     seconds, size = time.perf_counter() - start, cfg.get("settings", {}).get("image_size")
@@ -205,9 +206,12 @@ def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
     """An error inside names the innermost of the objects `named` that it went through; `where`, if it is none."""
     try:
         yield
-    except (OptionError, torch.OutOfMemoryError):  # they say themselves what it is about
+    except OptionError:  # says itself what it is about
         raise
     except Exception as error:  # of any part, of any package
+        if isinstance(error, torch.OutOfMemoryError) or OF_CPU in str(error):
+            reason = f"{get_device()} is short of memory ({str(error).splitlines()[0]})"
+            raise ShortOfMemory(f"dry step: {reason}; train with a smaller --batch-size or --image-size") from error
         trace = error.__traceback__
         while trace is not None:
             where = named.get(id(trace.tb_frame.f_locals.get("self")), where)
