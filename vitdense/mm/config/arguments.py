@@ -4,6 +4,8 @@ import argparse
 import ast
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +15,6 @@ from vitdense.files import read_text
 from vitdense.mm.config.base import Asked, flat, whole_number
 from vitdense.seams import call
 
-BRACKETS = {"(": ")", "[": "]", "{": "}"}
 WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's
 
 
@@ -47,13 +48,20 @@ class Parser(argparse.ArgumentParser):
         self.rules.append(rule)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
-        """As argparse's, with the rules."""
+        """As argparse's, with the rules, which ask whether an option is given, be it with its default."""
+        namespace, absent = namespace or argparse.Namespace(), object()
+        options = [x for x in self._actions if x.option_strings and type(x) is not CfgOptions]
+        options = [x for x in options if x.default is not argparse.SUPPRESS]
+        for action in options:
+            setattr(namespace, action.dest, absent)
         parsed = super().parse_args(args, namespace)
-        given = {
-            action.option_strings[-1]
-            for action in self._actions
-            if action.option_strings and getattr(parsed, action.dest, action.default) != action.default
-        }
+        given = set()
+        for action in options:
+            if getattr(parsed, action.dest) is absent:
+                setattr(parsed, action.dest, action.default)
+            else:
+                given.add(action.option_strings[-1])
+        given.update(["--cfg-options"] if getattr(parsed, "cfg_options", None) else [])
         keys = flat(getattr(parsed, "cfg_options", {}))
         for rule in self.rules:
             if text := rule(given, keys):
@@ -86,90 +94,54 @@ class CfgOptions(argparse.Action):
 
 
 def parse_value(text: str) -> Any:
-    """A value of ``--cfg-options``: Python's literals and ``dict(key=value)``, nested; other words are text.
-
-    ``a,b`` is a list as ``[a,b]``. Quotes around a word may be left out: ``[coco/bbox_mAP,coco/segm_mAP]``.
+    """A value of ``--cfg-options``: a literal of Python, also with ``dict(key=value)``; else as mmengine reads it:
+    words, and lists ``a,b``, ``[a,b]`` or tuples ``(a,b)`` of them, nested.
 
     Raises:
-        ValueError: Brackets or quotes do not match, or an entry of a dict has no key.
+        ValueError: Brackets do not match, or a dict is no literal.
     """
     text = text.strip()
-    try:
-        node = ast.parse(text, mode="eval").body if text else None
-    except (SyntaxError, ValueError):  # such as a path, a pattern, or a list of them
-        node = None
-    if node is not None:
-        value = _from_node(node, text)
-        return list(value) if isinstance(node, ast.Tuple) and not _is_bracketed(text) else value
-    if _is_bracketed(text):
-        parts = [parse_value(part) for part in _split(text[1:-1])]
-        if text[0] == "{":
-            raise ValueError("expected {'key': value}")
-        return tuple(parts) if text[0] == "(" else parts
-    if text[:1] in BRACKETS or text.startswith("dict("):
-        raise ValueError("expected brackets that match, and quotes around text in dict(...)")
-    parts = _split(text) if "," in text else [text]
-    return [parse_value(part) for part in parts] if len(parts) > 1 else _word(text)
+    with suppress(SyntaxError, TypeError, ValueError):
+        *values, end = ast.literal_eval(_Literal().visit(ast.parse(f"[{text}, 'end']", mode="eval")))
+        if end == "end":  # the text has no comment
+            return values[0] if len(values) == 1 else values
+    if text.startswith(("{", "dict(")):
+        raise ValueError("expected a dict of Python, with quotes around text")
+    open_ = list(accumulate((letter in "([{") - (letter in ")]}") for letter in text))  # brackets, after each letter
+    if (text[:1] in ("(", "[") or "," in text) and (open_[-1] or min(open_) < 0):
+        raise ValueError("expected brackets that match")
+    is_one = text[:1] in ("(", "[") and open_.index(0) == len(text) - 1
+    commas = [i for i, letter in enumerate(text) if letter == "," and open_[i] == is_one]
+    if not commas and not (is_one and text[0] == "["):  # (a) is a word, as in a pattern
+        return _word(text)
+    starts, ends = [int(is_one), *(i + 1 for i in commas)], [*commas, len(text) - is_one]
+    parts = [parse_value(text[start:end]) for start, end in zip(starts, ends) if text[start:end].strip()]
+    return tuple(parts) if is_one and text[0] == "(" else parts
 
 
-def _is_bracketed(text: str) -> bool:
-    """Whether a text is one pair of brackets with its content."""
-    return text[:1] in BRACKETS and text.endswith(BRACKETS[text[0]]) and len(_split(f"{text},")) == 1
+class _Literal(ast.NodeTransformer):
+    """Calls of `dict` as dicts; what no config has is no literal."""
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if ast.unparse(node.func) != "dict" or node.args or not all(word.arg for word in node.keywords):
+            return node
+        return ast.Dict([ast.Constant(word.arg) for word in node.keywords], [word.value for word in node.keywords])
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        if isinstance(node.value, (bytes, complex, type(...))):
+            raise ValueError(node.value)
+        return node
+
+    def visit_Set(self, node: ast.Set) -> None:
+        raise ValueError(node)
 
 
 def _word(text: str) -> Any:
-    try:
-        return int(text)  # 007
-    except ValueError:
-        pass
-    try:
-        return float(text)  # inf
-    except ValueError:
-        return WORDS.get(text.lower(), text)
-
-
-def _split(text: str) -> list[str]:
-    """The parts between the commas that are in no brackets and no quotes.
-
-    Raises:
-        ValueError: A bracket or quote is left open.
-    """
-    parts, open_, quote = [""], [], ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'" and not parts[-1].strip(" ([{,:="):  # an apostrophe within a word is none
-            quote = letter
-        elif letter in BRACKETS:
-            open_.append(BRACKETS[letter])
-        elif open_ and letter == open_[-1]:
-            open_.pop()
-        if letter == "," and not open_ and not quote:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if open_ or quote:
-        raise ValueError(f"expected a closing {quote or open_[-1]}")
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _from_node(node: ast.expr, text: str) -> Any:
-    if isinstance(node, (ast.List, ast.Tuple)):
-        parts = [_from_node(part, text) for part in node.elts]
-        return parts if isinstance(node, ast.List) else tuple(parts)
-    if isinstance(node, ast.Dict):
-        if None in node.keys:
-            raise ValueError("expected {'key': value}")
-        return {_from_node(key, text): _from_node(value, text) for key, value in zip(node.keys, node.values)}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        if node.args or any(word.arg is None for word in node.keywords):
-            raise ValueError("expected dict(key=value)")
-        return {word.arg: _from_node(word.value, text) for word in node.keywords}
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:  # a word
-        return _word(ast.get_source_segment(text, node))
-    return value if value is None or isinstance(value, (bool, int, float, str)) else ast.get_source_segment(text, node)
+    for kind in (int, float):  # 007, inf
+        with suppress(ValueError):
+            return kind(text)
+    return WORDS.get(text.lower(), text.strip("'\""))
 
 
 def make_parser(description: str, prog: str | None = None) -> Parser:
