@@ -145,12 +145,10 @@ class Pass(NamedTuple):
 
     Attributes:
         name: The option or setting that it obeys, or what it does.
-        writes: The dotted keys that it may write, as patterns of `fnmatch`.
         apply: Changes the config in place.
     """
 
     name: str
-    writes: tuple[str, ...]
     apply: Callable[[Config, Asked], None]
 
 

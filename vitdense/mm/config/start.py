@@ -98,7 +98,7 @@ def follow_outputs(cfg: Config, asked: Asked) -> None:
     Raises:
         ConfigError: Its classes are others.
     """
-    saved, options = Path(cfg.get("load_from") or ""), [hook for _, hook in hooks(cfg)]
+    saved, options = cfg.get("load_from"), [hook for _, hook in hooks(cfg)]
     if asked.exported:
         from vitdense.mm.heads.exported import open_program  # which registers a model
 
@@ -106,8 +106,8 @@ def follow_outputs(cfg: Config, asked: Asked) -> None:
         follow_checkpoint(cfg, asked.exported, names)
         if fault := difference(names, model_classes(cfg)):
             raise ConfigError(f"{asked.exported}: {fault}")
-    elif is_checkpoint(saved):
-        file = str(saved if saved.is_file() else saved / REST)
+    elif saved and is_checkpoint(Path(saved)):
+        file = str(saved if Path(saved).is_file() else Path(saved, REST))
         content = read_checkpoint(file, "meta", any(hook.get("allow_pickle") for hook in options))
         follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in options))
 
