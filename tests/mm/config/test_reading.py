@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from vitdense.mm.config.build import build_model
-from vitdense.mm.config.files import own_modules
+from vitdense.mm.config.files import find_config, own_modules
 from vitdense.mm.config.load import ConfigError, load_config
 
 pytest.importorskip("mmdet")
@@ -43,6 +43,20 @@ def test_configs_are_python(tmp_path, suffix):
     with pytest.raises(ConfigError, match=r"expected \.py"):
         load_config(path)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("cascade_*", "did you mean the recipe"),
+        ("foo.bar::x.py", "foo.bar::x.py"),
+        ("nothing::x.py", "nothing::x.py"),
+        ("swin_tiny", "backbone"),
+    ],
+)
+def test_a_name_of_no_config_is_refused(name, named):
+    with pytest.raises(ConfigError, match=named):
+        find_config(name)
 
 
 def test_error_in_a_base_names_the_base(tmp_path):

@@ -12,6 +12,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 import vitdense
+from vitdense.families import MODELS
 from vitdense.files import describe_missing
 from vitdense.mm.config.base import flat
 from vitdense.mm.config.query import as_list
@@ -33,19 +34,23 @@ def find_config(name: str | Path) -> Path:
         ConfigError: There is no such file.
     """
     package, _, inside = str(name).rpartition("::")
-    spec = find_spec(package) if package else None
-    path = Path(spec.origin).parent / ".mim/configs" / inside if spec else Path(name)
-    if not spec and not path.suffix and path.name == str(path) and not path.exists():
-        path = next(CONFIGS.rglob(f"{path}.py"), path)
+    spec = find_spec(package) if package.isidentifier() else None
+    path = Path(spec.origin).parent / ".mim/configs" / inside if spec and spec.origin else Path(name)
+    recipes = {recipe.stem: recipe for recipe in CONFIGS.rglob("*.py")}
+    if not path.exists():
+        path = recipes.get(str(path), path)
     if path.is_dir():
         return WorkFolder(path).config
-    if not path.is_file():
-        near = difflib.get_close_matches(path.stem, [recipe.stem for recipe in CONFIGS.rglob("*.py")], n=1)
-        hint = (
-            f"did you mean the recipe {near[0]}?" if near else "expected one, or a name such as mmdet::FOLDER/NAME.py"
-        )
-        raise ConfigError(f"config {name}: {describe_missing(path)}; {hint}")
-    return path
+    if path.is_file():
+        return path
+    names = [name for name, recipe in recipes.items() if recipe.parent.name != "_base_"]
+    if str(name) in {row.model for row in MODELS.values()}:
+        hint = f"it is the name of a backbone, for vitdense.create({str(name)!r}) in Python"
+    elif near := difflib.get_close_matches(path.stem.strip("*"), names, n=1):
+        hint = f"did you mean the recipe {near[0]}?"
+    else:
+        hint = "expected one, or a name such as mmdet::FOLDER/NAME.py"
+    raise ConfigError(f"config {name}: {describe_missing(path)}; {hint}")
 
 
 def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:

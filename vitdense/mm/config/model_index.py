@@ -16,7 +16,7 @@ import yaml
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.files import describe_missing, read_text
+from vitdense.files import read_text
 from vitdense.mm.config.base import flat
 from vitdense.mm.config.files import CONFIGS, find_config
 from vitdense.mm.config.load import config_of
@@ -84,8 +84,8 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
             try:
                 find_config(config)
                 lack = "expected a checkpoint or a work folder too"
-            except ConfigError:
-                lack = describe_missing(config)
+            except ConfigError as error:  # it may be a backbone's name
+                lack = str(error)
             raise ConfigError(f"got {config} alone, which is no published model; {lack}{models}")
         print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
         return row.config, row.address
