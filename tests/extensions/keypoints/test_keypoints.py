@@ -141,9 +141,9 @@ RIGHT = [10, 20, 2, 30, 40, 1, 0, 0, 0]
         (RIGHT, {"keypoints": None}, "no 'keypoints'", True),
         (RIGHT, {"skeleton": [[0, 1]]}, "skeleton", True),
         (RIGHT, {"skeleton": [1, 2]}, "skeleton", True),
-        (RIGHT, {"keypoints": ["a", "b", "c"]}, "no keypoint is the mirror", False),
+        (RIGHT, {"keypoints": ["a", "b", "c"]}, "no keypoint that mirrors another", False),
         (RIGHT, {"sigmas": [0.1]}, "1 sigmas for 3 keypoints", True),
-        (RIGHT, {"keypoints": ["nose", "left_eye", "eye"]}, "flips leave them: left_eye", False),
+        (RIGHT, {"keypoints": ["nose", "left_eye", "eye"]}, "flips leave them: 1 (left_eye)", False),
     ],
 )
 def test_faults(damage, category, what, grave):
@@ -182,7 +182,7 @@ def test_checks_of_a_config(root):
     for split in ("train", "val"):
         (one,) = data_sets(cfg, [split])
         assert not list(one.faults(True, ()))
-        assert any("keypoints that are labelled" in row for row in one.samples.rows)
+        assert any("with labelled keypoints" in row for row in one.samples.rows)
     cfg.model.bbox_head.num_keypoints = 17
     cfg.val_dataloader.dataset.metainfo = {"sigmas": [0.1], "classes": ("figure",)}
     found = [str(fault) for fault in data_sets(cfg, ["val"])[0].faults(True, ())]

@@ -98,16 +98,16 @@ def test_data_in_good_order_have_no_finding(data, tmp_path):
 
 SPOILED = [  # kinds, words and the number of pictures; what cannot be drawn has none
     ("error", "polygons with fewer than three points", 1),
-    ("error", "image file does not exist", 0),
-    ("error", "image file cannot be read", 0),
-    ("error", "image has another size", 1),
+    ("error", "image files do not exist", 0),
+    ("error", "image files cannot be read", 0),
+    ("error", "images have another size", 1),
     ("warning", "both, as copies", 1),
-    ("warning", "no object of 1 class: lynx", 0),
+    ("warning", "classes without any object: 1 (lynx)", 0),
     ("warning", "beside their boxes", 4),  # of six
     ("warning", "over the edge", 1),
     ("warning", "outside their image", 1),
-    ("warning", "has no area", 1),
-    ("warning", "is turned", 1),
+    ("warning", "have no area", 1),
+    ("warning", "are turned", 1),
     ("warning", "box and class of another", 1),
 ]
 

@@ -53,7 +53,7 @@ def test_normalisation_of_other_weights_is_refused_before_training_only(cfg):
     ("classes", "message"),
     [
         (("cat", "dog", "redfox"), r"train2017\.json has no category redfox.*cat, dog, red fox"),
-        (("cat", "dog"), r"the data have 2 classes, but model\.roi_head\.bbox_head\.num_classes is 3"),
+        (("cat", "dog"), r"model\.roi_head\.bbox_head\.num_classes: got 3, expected 2"),
     ],
 )
 def test_mismatching_classes_are_named(cfg, classes, message):

@@ -97,14 +97,14 @@ def lines(printed, kind):
 def test_report_of_a_data_set_for_detection(detection, capsys):
     assert report(detection()) == 0
     printed = capsys.readouterr().out
-    assert "3 images, 1 without annotation" in printed
-    assert "2 annotations, 2 with masks, 0 of crowds" in printed
+    assert "images: 3, without annotation: 1" in printed
+    assert "annotations: 2, with masks: 2, of crowds: 0" in printed
     assert "3 of 3 read: RGB 3; 40x30 to 40x30" in printed
     assert re.search("red fox +2 ####", printed)
     assert "val         as train" in printed
     assert "\ntest" not in printed  # no test_cfg
     found = lines(printed, "warning")
-    for words in ("under 50 objects", "in training and validation both", "no object of 1 class: owl"):
+    for words in ("under 50 objects", "in training and validation both", "classes without any object: 1 (owl)"):
         assert sum(words in line for line in found) == 1
     assert len(found) == 3
 
@@ -116,7 +116,7 @@ def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys)
     assert report(cfg) == 2
     printed = capsys.readouterr().out
     errors = lines(printed, "error")
-    for name in ("category id of", "0.jpg", "1.jpg", "model.backbone"):
+    for name in ("category ids of", "0.jpg", "1.jpg", "model.backbone"):
         assert sum(name in line for line in errors) == 1, name
     assert f"errors: {len(errors)}," in printed
 
@@ -196,7 +196,7 @@ def test_report_of_a_data_set_for_segmentation(segmentation, capsys):
     assert "2 images" in printed
     assert re.search("1 owl +75 % ####", printed)
     assert re.search("255 unlabelled +25 % ####", printed)
-    assert "no pixel of 1 class: red fox" in lines(printed, "warning")[0]
+    assert "classes without any pixel: 1 (red fox)" in lines(printed, "warning")[0]
 
 
 def test_faults_of_label_maps(segmentation, tmp_path, capsys):

@@ -15,7 +15,7 @@ from kinds import SPLITS, Coco, H, Maps, Panoptic, Tools, Voc, W, Yolo, base_con
 from vitdense.mm.checks.data import evaluators
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.classes import follow_classes
-from vitdense.mm.errors import count
+from vitdense.mm.data.faults import Fault
 
 FINE, WARNED, REFUSED = "fine", "warned", "refused"
 NAN, INF, BIG = float("nan"), float("inf"), 2**53
@@ -982,8 +982,7 @@ def test_what_is_damaged_or_repaired_between_two_looks_is_seen(bases, tmp_path, 
         assert [tools.check().verdict, tools.start("train", "val").verdict] == [right, right]
 
 
-def test_faults_of_one_thing_and_of_several():
-    assert count(1, "masks have no pixel") == "1 mask has no pixel"
-    assert count(2, "masks have no pixel") == "2 masks have no pixel"
-    assert count(1, "category ids of annotations are not") == "1 category id of annotations is not"
-    assert [count(1, x) for x in ("boxes", "classes", "categories")] == ["1 box", "1 class", "1 category"]
+def test_a_fault_tells_what_and_how_many_have_it():
+    fault = Fault("masks have no pixel", "a.json", (1, 2), "remove them", of="annotations", total=8)
+    assert str(fault) == "a.json: masks have no pixel: 2, 25 % of 8 (annotations 1, 2); remove them"
+    assert str(Fault("masks have no pixel")) == "masks have no pixel"

@@ -143,7 +143,7 @@ def test_faults_of_files(shapes, tmp_path):
     content["images"].append({**content["images"][0], "file_name": "copy.jpg"})
     lines = faults()
     assert "not exist" in lines
-    assert "1 image has the same id 1" in lines
+    assert "images have the same id: 1 (1)" in lines
     content["annotations"] = [{"image_id": 1}]
     with pytest.raises(ConfigError, match="file_name"):
         faults()
@@ -159,7 +159,7 @@ def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, b
     line = ["new", "panoptic", "--train", "train.json", "--val", "val.json", "--images", "train", "--val-images", "val"]
     line += ["--segments", "ids_train", "--val-segments", "ids_val", "--iters", "100", "my.py", *base]
     assert main(line) == 0
-    assert "9 classes of things, 1 of stuff" in capsys.readouterr().out
+    assert "classes of things: 9, of stuff: 1" in capsys.readouterr().out
     cfg = load_config("my.py")
     for part in (cfg.model.panoptic_head, cfg.model.panoptic_fusion_head):
         assert (part.num_things_classes, part.num_stuff_classes) == (9, 1)

@@ -26,7 +26,7 @@ from vitdense.checkpoint.load import tensors_sha256
 from vitdense.extensions.features.map_store import Maps, MapStore, readable, stacked
 from vitdense.mm.checks import dry_step
 from vitdense.mm.data.images import evenly_spaced
-from vitdense.mm.errors import ConfigError, count
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.guard import unwrapped
 
 OPTION = "--cache-features"
@@ -126,7 +126,7 @@ def start(runner: Runner, folder: str, dtype: str) -> FeatureCache:
     size, said = _costs(runner, trunk, store, images, views)
     there, free = store.check_room(size, "fewer --views" + (", or --cache-dtype float16" * (dtype == "float32")))
     runner.logger.info(
-        f"{OPTION}: {count(images, 'images')} in {count(views, 'views')}, and those of the validation, take "
+        f"{OPTION}: {images} images in {views} views, and those of the validation, take "
         f"{readable(size)} in {store.folder}, which has {readable(there)}; {readable(free)} are free. {said}"
     )
     trunk.cache = FeatureCache(store, spec, images * views)
@@ -239,6 +239,6 @@ def _costs(runner: Runner, trunk: nn.Module, store: MapStore, images: int, views
     epoch = images / shown / get_world_size()
     of_validation = len(loop.dataloader.dataset) * sum(one[2] for one in passes) if loop is not None else 0
     return round((images * views / shown * values + of_validation) * store.dtype.itemsize), (
-        f"An epoch takes about {epoch * step:.0f} s until all views are kept ({count(views, 'epochs')}), and about "
+        f"An epoch takes about {epoch * step:.0f} s until all views are kept ({views} epochs), and about "
         f"{epoch * (step - of_trunk):.0f} s then"
     )

@@ -112,9 +112,10 @@ def keypoint_faults(content: Mapping[str, list[dict]], classes: Collection[str])
         own = kinds[category["id"]] = kinds_of(category)
         sided = zip(own.keypoints, own.mirrored, range(len(own.keypoints)))
         alone = [name for name, other, i in sided if other == i and set(_words(name)) & set(SIDES)]
-        faults.add("keypoints have a side in their names that no other mirrors; flips leave them:", *alone, grave=False)
+        faults.add("keypoints have a side in their names that no other mirrors; flips leave them", *alone, grave=False)
         if len(own.keypoints) > 1 and own.mirrored == [*range(len(own.keypoints))]:
-            faults.add("no keypoint is the mirror of another; flips leave all of", category["name"], grave=False)
+            what = "categories have no keypoint that mirrors another; flips leave all"
+            faults.add(what, category["name"], grave=False)
     sizes = {one["id"]: (one["width"], one["height"]) for one in content["images"]}
     number, shares = 0, True
     for one in (one for one in content["annotations"] if one["category_id"] in kinds and one.get("keypoints")):

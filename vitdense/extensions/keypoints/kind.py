@@ -8,7 +8,6 @@ from vitdense.mm.checks.sets import AnnotatedSet
 from vitdense.mm.config.query import type_name
 from vitdense.mm.data.coco import parse
 from vitdense.mm.data.faults import Fault, Samples
-from vitdense.mm.errors import count
 
 
 class Checks(AnnotatedSet):
@@ -19,7 +18,7 @@ class Checks(AnnotatedSet):
         samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
         points = [one["keypoints"][2::3] for one in content.get("annotations", ()) if one.get("keypoints")]
         labelled = sum(any(flags) for flags in points)
-        samples.rows.append(f"{count(labelled, 'annotations')} with keypoints that are labelled")
+        samples.rows.append(f"annotations with labelled keypoints: {labelled}")
         return samples
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:

@@ -17,7 +17,7 @@ from vitdense.files import atomic_write, read_text
 from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.errors import ConfigError, count
+from vitdense.mm.errors import ConfigError
 
 PICTURES = 4  # of a fault
 MOST_PICTURES = 120  # of a page, some 25 kB each
@@ -81,7 +81,7 @@ def _verdict(faults: Sequence[Fault]) -> str:
     if not faults:
         return '<b class="good">In good order: no error, no warning.</b>'
     stops = "An error stops a training; a warning does not." if errors else "A training can start."
-    return f"<b>{count(errors, 'errors')}, {count(len(faults) - errors, 'warnings')}.</b> {stops}"
+    return f"<b>Errors: {errors}, warnings: {len(faults) - errors}.</b> {stops}"
 
 
 def _card(fault: Fault, pictures: Iterable[Picture]) -> str:
@@ -130,10 +130,10 @@ def _sizes(of: Shown, size: int) -> Iterator[str]:
     """Tables of the sizes of images, and of objects as the model sees them."""
     ratios = [min(image) / size for image in of.image_sizes]
     names = ("under half of the input", "under the input", "up to twice the input", "larger")
-    yield from _histogram(f"{of.set.label}: short side of {count(len(ratios), 'images')}", names, (0.5, 1, 2), ratios)
+    yield from _histogram(f"{of.set.label}: short side of {len(ratios)} images", names, (0.5, 1, 2), ratios)
     sides = [share * size for share in of.object_shares]
     names = tuple(f"{a} to {b} pixels" for a, b in zip((0, *SIDES), SIDES))
-    title = f"{of.set.label}: side of {count(len(sides), 'objects')} in the input"
+    title = f"{of.set.label}: side of {len(sides)} objects in the input"
     yield from _histogram(title, (*names, f"{SIDES[-1]} and more"), SIDES, sides)
 
 

@@ -17,7 +17,7 @@ from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.faults import Fault, caught
 from vitdense.mm.data.images import copied, evenly_spaced
-from vitdense.mm.errors import ConfigError, count, join_some
+from vitdense.mm.errors import ConfigError, join_some
 
 ABSENT = "label some, or leave the names out of the classes"
 FEW = 50  # objects of a class: by their number alone, a share of them may be 14 points off (95 %)
@@ -100,8 +100,8 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
     things, follow = model_things(cfg), "leave it out of your config: heads follow the data"
     for path, head in class_heads(cfg.model):
         if head.get("num_classes") not in (None, len(own), things):
-            what = f"the data have {count(len(own), 'classes')}, but {path}.num_classes is {head['num_classes']}"
-            yield Fault(what, fix=f"set it to {len(own)}, or {follow}")
+            what = f"got {head['num_classes']}, expected {len(own)}, the classes of the data"
+            yield Fault(what, f"{path}.num_classes", fix=f"set it to {len(own)}, or {follow}")
         number = head.get("num_classes") or len(own)
         for loss in nodes(head):
             weights = loss.get("class_weight")
@@ -150,7 +150,7 @@ def _absent(trained: Sequence[DataSet]) -> Iterator[Fault]:
     names = dict.fromkeys(name for one in trained for name in one.classes)
     absent = [name for name in names if not any(one.counts.get(name) for one in trained)]
     if absent and not sum(len(one.samples.sizes) for one in trained) < len(names) < 2 * len(absent):
-        what = f"no {trained[0].thing} of {count(len(absent), 'classes')}: {join_some(absent)}"
+        what = f"classes without any {trained[0].thing}: {len(absent)} ({join_some(absent)})"
         yield Fault(what, trained[0].where, fix=ABSENT, grave=False)
 
 
@@ -160,7 +160,7 @@ def few(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
         with suppress(ConfigError):
             counts = one.samples.counts if one.name == "val" else {}
             names = tuple(f"{name} ({counts[name]})" for name in one.classes if 0 < counts.get(name, 0) < FEW)
-            what = f"classes have under {FEW} objects, so that chance moves their AP, and its mean, by many points:"
+            what = f"classes have under {FEW} objects, so that chance moves their AP, and its mean, by many points"
             if names:
                 yield Fault(what, one.where, names, "validate on more images", grave=False, total=len(one.classes))
 
@@ -183,10 +183,10 @@ def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
             with suppress(ConfigError):
                 of[one.name] |= set(map(os.path.abspath, one.image_paths))
     if same := sorted(of["train"] & of["val"]):
-        yield Fault("images are in training and validation both:", "val_dataloader", tuple(same), grave=False)
+        yield Fault("images are in training and validation both", "val_dataloader", tuple(same), grave=False)
     others = (evenly_spaced(sorted(paths - {*same}), SAMPLE) for paths in of.values())
     if copies := copied(*others):
-        what = "images are in training and validation both, as copies by their bytes:"
+        what = "images are in training and validation both, as copies by their bytes"
         yield Fault(what, "val_dataloader", tuple(f"{b} ({a})" for a, b in copies), grave=False)
 
 

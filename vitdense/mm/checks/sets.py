@@ -30,7 +30,7 @@ from vitdense.mm.data.images import (
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.voc import read_voc
-from vitdense.mm.errors import count, join_some
+from vitdense.mm.errors import join_some
 from vitdense.seams import kind_of
 
 BOXES_ALONE = (
@@ -194,10 +194,10 @@ class DataSet:
     def histogram(self) -> Iterator[str]:
         """Lines of what there is of each class."""
         if self.counts:
-            yield f"{self.unit} of {count(len(self.counts), 'classes')}:"
+            yield f"{self.unit} of classes ({len(self.counts)}):"
             yield from bars(self.counts, self.form)
         if self.absent:
-            yield f"no {self.thing} of {len(self.absent)} of {count(len(self.classes), 'classes')}"
+            yield f"classes without any {self.thing}: {len(self.absent)} of {len(self.classes)}"
 
 
 class AnnotatedSet(DataSet):
@@ -239,8 +239,8 @@ class AnnotatedSet(DataSet):
             fix = f"to raise their limits: --cfg-options {as_options(limits)}"
             yield Fault(what, self.where, fix=fix, grave=False)
         if self.training:
-            row(f"{count(number := self.num_train, 'images')} used for training")
-            if not number:
+            row(f"images used for training: {self.num_train}")
+            if not self.num_train:
                 what = f"no image of {self.file} is left for training: filter_cfg={self.dataset.get('filter_cfg')} "
                 yield Fault(f"{what}leaves out small ones, and those without a box of the classes", self.where)
 
@@ -316,7 +316,7 @@ class MapSet(DataSet):
     def read(self) -> Samples:
         _, listed = self.listed
         sizes = {one["img_path"]: None for one in listed}
-        return Samples(sizes, rows=[f"{os.path.dirname(listed[0]['img_path'])}: {count(len(sizes), 'images')}"])
+        return Samples(sizes, rows=[f"{os.path.dirname(listed[0]['img_path'])}: {len(sizes)} images"])
 
     @property
     def decoder(self) -> str:
@@ -411,7 +411,7 @@ class MapSet(DataSet):
         yield f"pixels of raw values in {self.maps.read} of {self.maps.total} label maps:"
         yield from bars(pixels, self.form)
         if self.absent:
-            yield f"no {self.thing} of {len(self.absent)} of {count(len(self.classes), 'classes')}"
+            yield f"classes without any {self.thing}: {len(self.absent)} of {len(self.classes)}"
 
 
 def _shares(pixels: Mapping[int, int]) -> str:

@@ -31,7 +31,7 @@ from vitdense.mm.data.faults import Samples, refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.yolo import read_yolo
-from vitdense.mm.errors import ConfigError, count, join_some
+from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
 DETECTORS = {  # (method, boxes only) -> recipe
@@ -191,8 +191,8 @@ def _label_maps(args: argparse.Namespace) -> Data:
 
 def describe(task: str, names: Sequence[str], train: Sized, val: Sized) -> str:
     """The task and the data in a line."""
-    images = f"{count(len(train), 'images')} to train, {len(val)} to validate"
-    return f"{task}, {count(len(names), 'classes')} ({join_some(names)}): {images}."
+    images = f"images to train: {len(train)}, to validate: {len(val)}"
+    return f"{task}, {len(names)} classes ({join_some(names)}); {images}."
 
 
 def _short_side(sizes: Sequence[tuple[int, int]]) -> int:

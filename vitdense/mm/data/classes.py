@@ -13,9 +13,9 @@ from vitdense.results.draw import distinct_colours
 def names_faults(names: Sequence[str]) -> Faults:
     """What is wrong with names of classes: empty, twice, or what steers a terminal."""
     faults, counts = Faults(), Counter(names)
-    faults.add("classes have no name:", *(repr(name) for name in names if not name.strip()))
+    faults.add("classes have no name", *(repr(name) for name in names if not name.strip()))
     faults.add("classes have the same name", *(name for name, count in counts.items() if count > 1))
-    faults.add("names have control characters, which steer a terminal:", *filter(CONTROL.search, counts))
+    faults.add("names have control characters, which steer a terminal", *filter(CONTROL.search, counts))
     return faults
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from vitdense.errors import CONTROL
 from vitdense.files import read_text, state_of
 from vitdense.mm.data.faults import Fault, Faults, Samples
-from vitdense.mm.errors import ConfigError, count
+from vitdense.mm.errors import ConfigError
 
 NUMBER = (int, float)
 KEYS = {  # that mmdet and the metric read, without a default, and their types
@@ -170,13 +170,11 @@ def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
     for kind in KEYS:
         faults.add(f"{kind} have the same id", *twice(kind, "id"))
     faults.add("categories have the same name", *twice("categories", "name"))
-    faults.add(
-        "categories have no name: categories", *(x["id"] for x in content["categories"] if not x["name"].strip())
-    )
-    faults.add("images have the same file_name:", *twice("images", "file_name"), grave=False)
+    faults.add("categories have no name", *(x["id"] for x in content["categories"] if not x["name"].strip()))
+    faults.add("images have the same file_name", *twice("images", "file_name"), grave=False)
     names = [item[key] for kind, key in (("categories", "name"), ("images", "file_name")) for item in content[kind]]
     steering = filter(CONTROL.search, dict.fromkeys(names))
-    faults.add("names have control characters, which steer a terminal:", *steering)
+    faults.add("names have control characters, which steer a terminal", *steering)
     known = {image["id"] for image in content["images"]}
     lost = [item for item in content["annotations"] if item["image_id"] not in known]
     ids = [item.get("id", item.get("file_name")) for item in lost]
@@ -260,8 +258,8 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     samples.without_mask = [item["id"] for item in annotations if not item.get("segmentation")]
     with_mask = len(annotations) - len(samples.without_mask)
     samples.rows = [
-        f"{count(len(content['images']), 'images')}, {len(empty)} without annotation",
-        f"{count(len(annotations), 'annotations')}, {with_mask} with masks, {crowds} of crowds",
+        f"images: {len(content['images'])}, without annotation: {len(empty)}",
+        f"annotations: {len(annotations)}, with masks: {with_mask}, of crowds: {crowds}",
         f"up to {samples.densest} objects in an image",
     ]
     return samples

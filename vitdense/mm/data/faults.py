@@ -8,7 +8,7 @@ from typing import Any
 from mmengine.logging import print_log
 
 from vitdense.mm.console import USER_ERRORS, explain
-from vitdense.mm.errors import ConfigError, count, join_some
+from vitdense.mm.errors import ConfigError, join_some
 
 Size = tuple[int, int]  # width and height in pixels
 
@@ -20,7 +20,7 @@ class Fault:
     Attributes:
         what: What was found and what is expected; of several items, what they have in common.
         where: Key of the config, data set or file; may be empty.
-        items: What has the fault: ids, files, lines. Their number precedes `what`. Empty: the fault is of one thing.
+        items: What has the fault: ids, files, lines. Empty: the fault is of one thing.
         fix: What to do; may be empty.
         grave: It stops a training. If not, it is a warning.
         of: Of `items` that are ids of a COCO file, in which of its lists: ``annotations`` or ``images``; or empty.
@@ -43,19 +43,13 @@ class Fault:
 
     def __str__(self) -> str:
         where, fix = f"{self.where}: " if self.where else "", f"; {self.fix}" if self.fix else ""
-        if not self.items:
-            return f"{where}{self.what}{fix}"
-        kind = ": " if self.of else " "
-        return f"{where}{count(len(self.items), self.what)}{kind}{self.listed}{self._share}{fix}"
-
-    @property
-    def _share(self) -> str:
-        return f" ({100 * len(self.items) / self.total:.3g} % of {self.total})" if self.total else ""
+        return f"{where}{self.headline}{f' ({self.listed})' if self.items else ''}{fix}"
 
     @property
     def headline(self) -> str:
-        """How many things have the fault, and what it is."""
-        return f"{count(len(self.items), self.what.rstrip(':'))}{self._share}" if self.items else self.what
+        """What the fault is, and how many things have it."""
+        share = f", {100 * len(self.items) / self.total:.3g} % of {self.total}" if self.total else ""
+        return f"{self.what}: {len(self.items)}{share}" if self.items else self.what
 
     @property
     def listed(self) -> str:

@@ -276,22 +276,22 @@ def examine_images(
     fix = "a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
     found = in_threads(read, evenly_spaced([path for path in sizes if path not in absent], number), "images")
     faults = Faults()
-    faults.add("image files do not exist:", *sorted(absent), fix=fix, total=len(sizes))
+    faults.add("image files do not exist", *sorted(absent), fix=fix, total=len(sizes))
     for file in found:
         annotated = sizes[file.path]
         if file.error:
-            faults.add("image files cannot be read; repair or remove them:", f"{file.path} ({file.error})")
+            faults.add("image files cannot be read; repair or remove them", f"{file.path} ({file.error})")
             continue
         if file.mode in DEEP_MODES:
-            what = "image files have more than 8 bits per channel, of which mm's loader keeps the upper 8:"
+            what = "image files have more than 8 bits per channel, of which mm's loader keeps the upper 8"
             fix = "convert them to 8 bits if their values do not fill the range"
             faults.add(what, file.path, grave=False, fix=fix)
         if annotated is None or annotated == (file.stored if stored else file.loaded):
             continue
         # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
-        what, fix = "images have another size than annotated:", ""
+        what, fix = "images have another size than annotated", ""
         if annotated == file.stored:
-            what = "images are turned by mm's loader by their EXIF orientation, but annotated as they are stored:"
+            what = "images are turned by mm's loader by their EXIF orientation, but annotated as they are stored"
             fix = (
                 "set color_type='color_ignore_orientation' in LoadImageFromFile of every pipeline, or turn annotations"
             )

@@ -86,31 +86,31 @@ def read_label_maps(
         return maps
     absent = {path for sample in samples if not os.path.isfile(path := sample["seg_map_path"])}
     where = "of paths made of data_prefix.seg_map_path and seg_map_suffix"
-    faults.add(f"label maps do not exist, {where}:", *sorted(absent))
+    faults.add(f"label maps do not exist, {where}", *sorted(absent))
     if not built.ann_file or not os.path.isfile(built.ann_file):
         folder, suffix = Path(built.data_prefix["img_path"]), built.img_suffix
         images = (path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
         others = sorted(str(path) for path in images if not path.name.endswith(suffix))
-        faults.add(f"images have another suffix than img_suffix={suffix!r}, and are left out:", *others, grave=False)
+        faults.add(f"images have another suffix than img_suffix={suffix!r}, and are left out", *others, grave=False)
     for sample in evenly_spaced([one for one in samples if one["seg_map_path"] not in absent], number):
         path = sample["seg_map_path"]
         try:
             labels = read_label_map(path, backend)  # [H, W]
         except Exception as error:  # decoders have no error in common
-            faults.add(f"label maps cannot be read ({type(error).__name__}: {error}):", path)
+            faults.add(f"label maps cannot be read ({type(error).__name__}: {error})", path)
             continue
         if labels.ndim != 2 or labels.dtype.kind == "f":
             got = f"got {labels.dtype} of shape {labels.shape}, expected one channel of class indices"
-            faults.add(f"label maps: {got}; convert colours to indices, or keep one of equal channels:", path)
+            faults.add(f"label maps: {got}; convert colours to indices, or keep one of equal channels", path)
             continue
         if path.lower().endswith((".jpg", ".jpeg")):
-            faults.add("label maps are JPEG, whose compression changes values; save them as PNG:", path, grave=False)
+            faults.add("label maps are JPEG, whose compression changes values; save them as PNG", path, grave=False)
         if is_turned(path):
-            faults.add("label maps have an EXIF orientation, which mmseg does not apply; save them turned:", path)
+            faults.add("label maps have an EXIF orientation, which mmseg does not apply; save them turned", path)
         size = header_size(sample["img_path"], stored)
         if size not in (None, labels.shape[::-1]):  # as transposed ones: mmseg would train on them
             sizes = f"{by(labels.shape[::-1])}, the image {by(size)}"
-            faults.add("label maps have another size than their image:", f"{path} ({sizes})")
+            faults.add("label maps have another size than their image", f"{path} ({sizes})")
         found = {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
         maps.read += 1
         maps.pixels.update(found)

@@ -11,7 +11,6 @@ from vitdense.mm.data import coco
 from vitdense.mm.data.coco import NUMBER
 from vitdense.mm.data.faults import Fault, Samples
 from vitdense.mm.data.images import decode, evenly_spaced, header
-from vitdense.mm.errors import count
 
 KEYS = {
     "images": coco.KEYS["images"],
@@ -71,53 +70,52 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
         for segment in item["segments_info"]:
             if segment["category_id"] not in names:
                 faults.add(
-                    "segments have a category that is not in the file:", f"{segment['id']} of {item['file_name']}"
+                    "segments have a category that is not in the file", f"{segment['id']} of {item['file_name']}"
                 )
             if coco.has_strange_flag(segment):
-                faults.add(f"{coco.FLAGS}: segments", f"{segment['id']} of {item['file_name']}")
+                faults.add(f"{coco.FLAGS} in segments", f"{segment['id']} of {item['file_name']}")
             if len(segment["bbox"]) != 4 or not all(type(v) in NUMBER for v in segment["bbox"]):
-                faults.add("boxes of segments are not four numbers:", f"{segment['id']} of {item['file_name']}")
+                faults.add("boxes of segments are not four numbers", f"{segment['id']} of {item['file_name']}")
         ids = Counter(segment["id"] for segment in item["segments_info"])
         twice = [f"{key} of {item['file_name']}" for key, count in ids.items() if count > 1]
-        faults.add("segments of an image have the same id, twice:", *twice)
+        faults.add("segments of an image have the same id, twice", *twice)
         if any(count > 1 for label, count in in_image.items() if label in stuff):
-            faults.add("images have a class of stuff in several segments, which are one:", item["file_name"])
+            faults.add("images have a class of stuff in several segments, which are one", item["file_name"])
     of_image = Counter(item["image_id"] for item in annotations)
-    faults.add("images are annotated twice: images", *(key for key, count in of_image.items() if count > 1))
-    faults.add("images have no annotation:", *(image_of.keys() - of_image.keys()))
+    faults.add("images are annotated twice", *(key for key, count in of_image.items() if count > 1))
+    faults.add("images have no annotation", *(image_of.keys() - of_image.keys()))
     read, seen = 0, Counter()
     known = [one for one in annotations if one["image_id"] in image_of] if folder is not None else []
     for item in evenly_spaced(known, number):
         image = image_of[item["image_id"]]
         png = (folder / image["file_name"]).with_suffix(".png")
         if not png.is_file():
-            faults.add("PNGs do not exist:", png)
+            faults.add("PNGs do not exist", png)
             continue
         try:
             ids = read_ids(png)
         except (OSError, OptionError, cv2.error) as error:
-            faults.add(f"PNGs cannot be read ({type(error).__name__}: {error}):", png)
+            faults.add(f"PNGs cannot be read ({type(error).__name__}: {error})", png)
             continue
         if ids.shape != (image["height"], image["width"]):
-            faults.add("PNGs have another size than their image in the file:", png.name)
+            faults.add("PNGs have another size than their image in the file", png.name)
         values, counts = np.unique(ids, return_counts=True)
         pixels = dict(zip(values.tolist(), counts.tolist()))
         read += 1
         for segment in item["segments_info"]:
             if segment["id"] not in pixels:
-                faults.add("segments have no pixel in their PNG:", f"{segment['id']} of {png.name}")
+                faults.add("segments have no pixel in their PNG", f"{segment['id']} of {png.name}")
             seen[names.get(segment["category_id"])] += pixels.pop(segment["id"], 0)
         pixels.pop(0, None)  # unlabelled
-        faults.add("ids of PNGs are no segment in the file:", *(f"{value} of {png.name}" for value in pixels))
+        faults.add("ids of PNGs are no segment in the file", *(f"{value} of {png.name}" for value in pixels))
     things = len(names) - len(stuff)
     absent = [kind for kind, n in (("things", things), ("stuff", len(stuff))) if not n]
     wrong = [*faults, *(Fault(f"no category is of {kind} ('isthing')", grave=False) for kind in absent)]
     found = coco.samples_of(content, segments, wrong)
     found.shares = {name: 100 * seen[name] / max(seen.total(), 1) for name in found.counts}
-    images = count(len(content["images"]), "images")
     found.rows = [
-        f"{images}, {count(len(segments), 'segments')}",
-        f"{count(things, 'classes')} of things, {len(stuff)} of stuff",
+        f"images: {len(content['images'])}, segments: {len(segments)}",
+        f"classes of things: {things}, of stuff: {len(stuff)}",
         f"{read} of {len(annotations)} PNGs read",
     ]
     return found

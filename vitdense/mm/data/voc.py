@@ -8,7 +8,6 @@ from mmengine.dataset import BaseDataset
 from mmengine.fileio import list_from_file
 
 from vitdense.mm.data.faults import Faults, Samples
-from vitdense.mm.errors import count
 
 
 def read_voc(built: BaseDataset) -> Samples:
@@ -29,7 +28,7 @@ def read_voc(built: BaseDataset) -> Samples:
             info = built.parse_data_info(about)
             names = [one.findtext("name") for one in ElementTree.parse(path).getroot().findall("object")]
         except Exception as error:  # whatever mmdet's reader meets in the file
-            faults.add(f"XML files cannot be read by {type(built).__name__} ({type(error).__name__}: {error}):", path)
+            faults.add(f"XML files cannot be read by {type(built).__name__} ({type(error).__name__}: {error})", path)
             continue
         sizes[info["img_path"]] = info["width"], info["height"]
         counts.update(name for name in names if name not in built.cat2label)
@@ -40,7 +39,7 @@ def read_voc(built: BaseDataset) -> Samples:
                 continue
             counts[classes[one["bbox_label"]]] += 1
             if right <= left or lower <= upper:
-                faults.add("objects have a box without area (bndbox has corners):", path, grave=False)
-    rows = [f"{count(len(sizes), 'images')}, {count(counts.total(), 'objects')}"]
+                faults.add("objects have a box without area (bndbox has corners)", path, grave=False)
+    rows = [f"images: {len(sizes)}, objects: {counts.total()}"]
     rows += [f"difficult objects, which training leaves out: {difficult}"] if difficult else []
     return Samples(sizes, counts, list(faults), rows)

@@ -50,18 +50,18 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
     for i, (path, label) in enumerate(zip(paths, labels), 1):
         size = header_size(str(path), stored=False)
         if size is None:
-            faults.add(f"images of {split} cannot be read:", path)
+            faults.add(f"images of {split} cannot be read", path)
             continue
         images.append({"id": i, "file_name": path.relative_to(folder).as_posix(), "width": size[0], "height": size[1]})
         for number, line in _lines(label) if label.exists() else ():  # without a file: an image without objects
             try:
                 one = _object(line.split(), size, len(names))
             except ValueError as error:
-                faults.add("lines are no objects:", f"{label}:{number}: {error}")
+                faults.add("lines are no objects", f"{label}:{number}: {error}")
             else:
                 annotations.append({"id": len(annotations) + 1, "image_id": i, "iscrowd": 0, **one})
     shared = [str(label) for label, count in Counter(labels).items() if count > 1]
-    faults.add("images have the same label file as another, for names differ by suffix alone:", *shared, grave=False)
+    faults.add("images have the same label file as another, for names differ by suffix alone", *shared, grave=False)
     found = list(faults)
     if not any(label.exists() for label in labels):
         found.append(Fault(f"no image of {split} has labels; those of {paths[0]} would be in {labels[0]}"))
