@@ -6,7 +6,7 @@ from typing import Any
 
 from vitdense.extensions.keypoints.categories import PERSON, kinds_of, metainfo_of
 from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
-from vitdense.mm.data.detection import CocoDataset, NamedCOCO, OnceCOCO
+from vitdense.mm.data.detection import CocoDataset, NamedCOCO
 from vitdense.mm.data.shapes import PALETTE, DrawnOnDemand
 from vitdense.mm.registry import DATASETS
 
@@ -24,10 +24,6 @@ class KeypointCOCO(NamedCOCO):
         super().index({**content, "annotations": rows})
 
 
-class OnceKeypointCOCO(KeypointCOCO, OnceCOCO):
-    """Each object once."""
-
-
 @DATASETS.register_module()
 class KeypointDataset(CocoDataset):
     """`CocoDataset` of one class with keypoints, as COCO's people have them.
@@ -43,7 +39,7 @@ class KeypointDataset(CocoDataset):
         ConfigError: The category has no keypoints, or its skeleton or sigmas are those of others.
     """
 
-    COCOAPI, ONCE = KeypointCOCO, OnceKeypointCOCO
+    COCOAPI = KeypointCOCO
     METAINFO = {"classes": ("person",), "palette": [(220, 20, 60)], **kinds_of(PERSON)._asdict()}  # noqa: RUF012
 
     def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:

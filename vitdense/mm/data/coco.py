@@ -37,6 +37,7 @@ DOUBLES = "annotations have the box and class of another"
 SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their image"  # boxes that are left out
 LEFT_OUT = "training leaves them out, and COCO's metric counts them; iscrowd: 1 leaves them out of both"
 XYWH = 1  # detectron2's BoxMode
+OTHER_MODE = f"boxes have another bbox_mode than {XYWH}, of [x, y, width, height]"
 KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
 MUCH = 0.3  # of the annotations, that training leaves out
 AREA = 16  # pixels that an area may be off: of small masks, pixels and outlines differ
@@ -214,17 +215,9 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
     large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
     faults.add("images have masks of over 4 GiB in training; cut them into tiles", *large, of="images", grave=False)
-    modes = [item["id"] for item in annotations if item.get("bbox_mode", XYWH) != XYWH]
-    faults.add(f"boxes have another bbox_mode than {XYWH}, of [x, y, width, height]", *modes, of="annotations")
-    faults.add(FLAGS, *(item["id"] for item in annotations if has_strange_flag(item)), of="annotations")
-    what = "boxes are turned (attributes.rotation), and training takes them unturned"
-    faults.add(what, *(item["id"] for item in annotations if turned(item)), of="annotations", grave=False)
-    boxes = [item for item in annotations if has_box(item)]
-    no_box = (item["id"] for item in annotations if not has_box(item))
-    faults.add("boxes are not four numbers", *no_box, of="annotations")
-    items = [item for item in boxes if math.isfinite(item["area"])]
-    no_area = (item["id"] for item in boxes if not math.isfinite(item["area"]))
-    faults.add("areas are not finite", *no_area, of="annotations")
+    for what, is_wrong, grave in OF_ONE:
+        faults.add(what, *(x["id"] for x in annotations if is_wrong(x)), of="annotations", grave=grave)
+    items = [item for item in annotations if has_box(item) and math.isfinite(item["area"])]
     first = {object_key(item): item["id"] for item in reversed(items)}  # the metric finds one, and misses the other
     doubles = (item["id"] for item in items if first[object_key(item)] != item["id"])
     fix = "drop_doubles=True of vitdense.CocoDataset drops them"
@@ -238,8 +231,6 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     reasons = [left_out(item, image_of[item["image_id"]]) for item in items]
     learned = [x for x, reason in zip(items, reasons) if not (reason or x.get("iscrowd") or x.get("ignore"))]
     ignored = [item["id"] for item in annotations if item.get("iscrowd") or item.get("ignore")]
-    uncounted = (item["id"] for item in annotations if item.get("ignore") and not item.get("iscrowd"))
-    faults.add(f"annotations have ignore: 1; {LEFT_OUT}", *uncounted, of="annotations", grave=False)
     if len(ignored) > MUCH * len(annotations):
         what = "annotations are crowds (iscrowd) or ignored (ignore), and training leaves them out"
         fix = "CVAT marks masks so; export polygons"
@@ -253,7 +244,7 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
         for fault in (*faults, *box_faults(items, reasons, image_of), *mask_faults(items, masks))
     ]
     if annotations and not learned and not any(fault.grave for fault in found):
-        found.append(Fault(f"all {len(annotations)} annotations are crowds, ignored or without area: none counts"))
+        found.append(Fault(f"all {len(annotations)} annotations are crowds, ignored or without area: none is learned"))
     samples, crowds = samples_of(content, annotations, found), sum(bool(item.get("iscrowd")) for item in annotations)
     samples.without_mask = [item["id"] for item in annotations if not item.get("segmentation")]
     with_mask = len(annotations) - len(samples.without_mask)
@@ -397,6 +388,20 @@ def turned(annotation: Mapping) -> bool:
     attributes = annotation.get("attributes")
     angle = attributes.get("rotation") if isinstance(attributes, dict) else None
     return str(angle or 0).strip() not in ("0", "0.0")
+
+
+OF_ONE = (  # what may be wrong with an annotation alone, and whether it stops a training
+    (
+        f"boxes have another bbox_mode than {XYWH}, of [x, y, width, height]",
+        lambda x: x.get("bbox_mode", XYWH) != XYWH,
+        True,
+    ),
+    (FLAGS, has_strange_flag, True),
+    ("boxes are turned (attributes.rotation), and training takes them unturned", turned, False),
+    ("boxes are not four numbers", lambda x: not has_box(x), True),
+    ("areas are not finite", lambda x: not math.isfinite(x["area"]), True),
+    (f"annotations have ignore: 1; {LEFT_OUT}", lambda x: x.get("ignore") and not x.get("iscrowd"), False),
+)
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:

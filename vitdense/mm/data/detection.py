@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,19 @@ NOT_OF_ROWS = ("pipeline", "max_refetch", "data_list")  # attributes of a data s
 
 
 class ByName:
-    """Mixin for a reader: the ids of categories have the order of the names that are asked for, not of the file."""
+    """Mixin for a reader: the ids of categories have the order of the names that are asked for, not of the file.
+
+    Args:
+        annotation_file: The file.
+        drop_doubles: See `CocoDataset`.
+    """
 
     by_name = True  # read by the checks
 
-    def __init__(self, annotation_file: str) -> None:
+    def __init__(self, annotation_file: str, drop_doubles: bool = False) -> None:
         super().__init__()
-        self.index(parse(Path(annotation_file)))
+        content = parse(Path(annotation_file))
+        self.index(without_doubles(content) if drop_doubles else content)
 
     def index(self, content: Mapping) -> None:
         """Take the content of a file."""
@@ -56,13 +63,6 @@ class ByName:
 
 class NamedCOCO(ByName, COCO):
     """Boxes and masks."""
-
-
-class OnceCOCO(NamedCOCO):
-    """Each object once."""
-
-    def index(self, content: Mapping) -> None:
-        super().index(without_doubles(content))
 
 
 class NamedPanoptic(ByName, COCOPanoptic):
@@ -144,12 +144,12 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
         *args, **options: Of mmdet's class.
     """
 
-    COCOAPI, ONCE = NamedCOCO, OnceCOCO
+    COCOAPI = NamedCOCO
 
     def __init__(self, *args: Any, drop_doubles: bool = False, **options: Any) -> None:
-        if drop_doubles:
-            self.COCOAPI = self.ONCE
         self.drop_doubles = drop_doubles
+        if drop_doubles:
+            self.COCOAPI = partial(self.COCOAPI, drop_doubles=True)
         super().__init__(*args, **options)
 
     def parse_data_info(self, raw_data_info: dict) -> dict:
