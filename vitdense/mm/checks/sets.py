@@ -191,11 +191,17 @@ class DataSet:
         """More rows, and what they show."""
         yield from ()
 
+    @property
+    def shown(self) -> tuple[str, Mapping[str, float]]:
+        """A title and the values of a histogram."""
+        return f"{self.unit} of classes ({len(self.counts)})", self.counts
+
     def histogram(self) -> Iterator[str]:
         """Lines of what there is of each class."""
         if self.counts:
-            yield f"{self.unit} of classes ({len(self.counts)}):"
-            yield from bars(self.counts, self.form)
+            title, values = self.shown
+            yield f"{title}:"
+            yield from bars(values, self.form)
         if self.absent:
             yield f"classes without any {self.thing}: {len(self.absent)} of {len(self.classes)}"
 
@@ -330,7 +336,7 @@ class MapSet(DataSet):
             return self.first.maps
         return read_label_maps(*self.listed, self.decoder, self.number, self.stored)
 
-    @property
+    @cached_property
     def labels(self) -> dict[int, int]:
         """The label of each raw value."""
         return {raw: self.maps.label(raw) for raw in sorted(self.maps.pixels)}
@@ -401,17 +407,13 @@ class MapSet(DataSet):
             return f"have 0 for a class, but 0 is read as unlabelled, and class {num_classes - 1} never occurs"
         return None
 
-    def histogram(self) -> Iterator[str]:
-        if self.loader is None:
-            return
+    @property
+    def shown(self) -> tuple[str, Mapping[str, float]]:
         names, ignored, pixels = dict(enumerate(self.maps.names)), self.head.get("ignore_index", UNLABELLED), {}
         for raw, label in self.labels.items():
             name = names.get(label, "unlabelled" if label == ignored else "NO CLASS")
             pixels[f"{raw} {name}"] = 100 * self.maps.pixels[raw] / self.maps.pixels.total()
-        yield f"pixels of raw values in {self.maps.read} of {self.maps.total} label maps:"
-        yield from bars(pixels, self.form)
-        if self.absent:
-            yield f"classes without any {self.thing}: {len(self.absent)} of {len(self.classes)}"
+        return f"pixels of raw values in {self.maps.read} of {self.maps.total} label maps", pixels
 
 
 def _shares(pixels: Mapping[int, int]) -> str:
@@ -423,16 +425,15 @@ def _shares(pixels: Mapping[int, int]) -> str:
 
 def bars(values: Mapping[str, float], form: str) -> Iterator[str]:
     """A bar per class; of many classes, the largest and the smallest only."""
-    names, half = list(values), CLASSES_SHOWN // 2
+    names, more = list(values), len(values) - CLASSES_SHOWN
     width, largest = max(map(len, names), default=0), max(values.values(), default=0) or 1
-    if len(names) > CLASSES_SHOWN:
-        names = sorted(names, key=values.get, reverse=True)
-        names[half:-half] = [None]
-    for name in names:
-        if name is None:
-            yield f"  ... {len(values) - CLASSES_SHOWN} more ..."
-        else:
+    if more > 0:
+        names.sort(key=values.get, reverse=True)
+    for i, name in enumerate(names):
+        if more <= 0 or not CLASSES_SHOWN // 2 <= i < CLASSES_SHOWN // 2 + more:
             yield f"  {name:{width}} {form.format(values[name]):>8} {'#' * round(BAR * values[name] / largest)}"
+        elif i == CLASSES_SHOWN // 2:
+            yield f"  ... {more} more ..."
 
 
 def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_READ) -> list[DataSet]:
