@@ -252,11 +252,12 @@ def kept(model: nn.Module) -> Iterator[None]:
 
 def _plain(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     """Numbers and lists of a module, as the history of a dynamic threshold, and the content of the lists."""
-    return {name: (x, list(x) if type(x) is list else x) for name, x in vars(module).items() if _is_plain(name, x)}
-
-
-def _is_plain(name: str, value: Any) -> bool:
-    return type(value) in (bool, int, float, list) and not name.startswith("_") and name != "training"
+    found = {name: x for name, x in vars(module).items() if type(x) in (bool, int, float, list)}
+    return {
+        name: (x, list(x) if type(x) is list else x)
+        for name, x in found.items()
+        if not name.startswith("_") and name != "training"
+    }
 
 
 @contextmanager
