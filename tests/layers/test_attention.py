@@ -41,12 +41,31 @@ def test_a_bias_of_any_shape_reaches_the_fused_kernel_of_a_cpu(bias_shape):
     assert "aten::_scaled_dot_product_flash_attention_for_cpu" in {event.name for event in run.events()}
 
 
-def test_the_choice_of_a_kernel_on_a_gpu_can_be_compiled():
-    def choose(x):
-        return x + attention._may_take_cudnn()
+@pytest.fixture
+def switches():
+    """torch's switches of attention on a GPU, put back after a test."""
+    cuda = torch.backends.cuda
+    before = cuda.flash_sdp_enabled(), cuda.cudnn_sdp_enabled()
+    cuda.enable_flash_sdp(True), cuda.enable_cudnn_sdp(True)
+    yield cuda
+    cuda.enable_flash_sdp(before[0]), cuda.enable_cudnn_sdp(before[1])
 
-    compiled = torch.compile(choose, fullgraph=True, backend="eager")
-    assert torch.equal(compiled(torch.zeros(2)), choose(torch.zeros(2)))
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_cudnn_is_left_out_on_a_gpu_once_and_stays_a_choice(switches, is_compiled):
+    """Also in one graph of a compiler. Without flash attention, cuDNN's is chosen."""
+
+    def choose(x):
+        attention.prefer_flash()
+        return x + 1
+
+    run = torch.compile(choose, fullgraph=True, backend="eager") if is_compiled else choose
+    assert torch.equal(run(torch.zeros(2)), torch.ones(2))
+    assert switches.flash_sdp_enabled()
+    assert not switches.cudnn_sdp_enabled()
+    switches.enable_flash_sdp(False), switches.enable_cudnn_sdp(True)
+    attention.prefer_flash()
+    assert switches.cudnn_sdp_enabled()
 
 
 @pytest.mark.skipif(not multiplies_bfloat16(), reason="needs a CPU whose oneDNN takes bfloat16")

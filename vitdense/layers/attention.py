@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import Function, FunctionCtx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitdense.layers.layout import (
     ALIGNMENT,
@@ -24,7 +23,6 @@ from vitdense.layers.onednn import multiplies_bfloat16
 # Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once,
 # without the memory peak.
 BIAS_ELEMENTS = 2**23
-OF_ALL_SHAPES = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 FLASH_CHANNELS = 256  # of a head, at most
 LANES = 32  # numbers in bfloat16 in a vector of AVX-512
 # Logits from which on products are faster than the fused kernel; below, the calls of more kernels cost more.
@@ -62,25 +60,25 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | 
     """torch's fused attention; on a GPU flash attention, or with a bias the memory-efficient one.
 
     Not cuDNN's, which torch prefers on an H100 or H200: it compiles a kernel for every shape, which takes Swin-T 0.2 s
-    and MViTv2-T 5 s for the first pass of a size; windows with a bias it computes slower. Who has few sizes chooses it
-    by `torch.nn.attention.sdpa_kernel` without flash attention.
+    and MViTv2-T 5 s for the first pass of a size; windows with a bias it computes slower. The first attention on a GPU
+    switches it off for the process. Who has few sizes chooses it by `torch.nn.attention.sdpa_kernel` without flash
+    attention.
     """
-    if not (q.is_cuda and _may_take_cudnn()):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    if is_traced():
-        with sdpa_kernel(OF_ALL_SHAPES):
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # `sdpa_kernel` would take the host 50 us
-    try:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
+    if q.is_cuda:
+        prefer_flash()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
-@torch.compiler.assume_constant_result  # a compiler cannot trace what reads a switch
-def _may_take_cudnn() -> bool:
-    """Whether torch may take cuDNN's attention where it could take flash attention."""
-    return torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
+@torch.compiler.assume_constant_result  # a compiler cannot trace a switch
+def prefer_flash() -> bool:
+    """Let this process not take cuDNN's attention while it may take flash attention. Returns whether it was set.
+
+    It stays so: to set it back after a call would change what another thread computes meanwhile.
+    """
+    takes_cudnn = torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
+    if takes_cudnn:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return takes_cudnn
 
 
 def _by_hand(q: Tensor, bias: Tensor | None) -> bool:

@@ -232,33 +232,12 @@ class ShiftedWindows(Windows):
 
 
 @dataclass(frozen=True)
-class RolledWindows(Windows):
-    """`ShiftedWindows` while a model is compiled or exported: in the order of the map, all with a mask.
-
-    There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes such a form
-    cost 12 kernels less for Swin-T at 800x1344 and 0.15 GB more, and with windows of 24 six times the memory of
-    queries, keys and values.
-    """
-
-    shift: tuple[int, int] = (0, 0)  # (h, w) in tokens
-
-    def pad(self, x: Tensor) -> Tensor:
-        x = super().pad(x)  # [B, nH*wh, nW*ww, C]
-        for dim, by in enumerate(self.shift, 1):
-            x = torch.cat([x.narrow(dim, by, x.shape[dim] - by), x.narrow(dim, 0, by)], dim) if by else x
-        return x
-
-    def crop(self, x: Tensor) -> Tensor:
-        for dim, by in enumerate(self.shift, 1):
-            end = x.shape[dim] - by
-            x = torch.cat([x.narrow(dim, end, by), x.narrow(dim, 0, end)], dim) if by else x
-        return super().crop(x)  # [B, h, w, C]
-
-
-@dataclass(frozen=True)
 class IndexedWindows(Windows):
-    """`RolledWindows` by two gathers while a model is exported: onnxruntime takes 13 ms for them in Swin-T 800x1344,
-    where rolls, crops and transposes took 38. Compiled for a GPU, Swin-T takes 3 % longer with them.
+    """`ShiftedWindows` while a model is compiled or exported: in the order of the map, all with a mask, by two gathers.
+
+    There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes all with a
+    mask took 0.15 GB more for Swin-T at 800x1344, and with windows of 24 six times the memory of queries, keys and
+    values. In onnxruntime, gathers take 13 ms of a pass where rolls, crops and transposes took 38.
     """
 
     gather: Tensor | None = None  # index in a padded map of the token in every slot of its windows, [nH * nW * N]
@@ -296,17 +275,15 @@ def window_layout(x: Tensor, window: tuple[int, int] | None, shift: tuple[int, i
     if not any(shift):
         return Windows((h, w), window)
     if torch.compiler.is_compiling():
-        return _rolled(x, (h, w), window, shift)
+        return _indexed(x, (h, w), window, shift)
     return _shifted(x, batch, (h, w), window, shift)
 
 
-def _rolled(x: Tensor, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> Windows:
+def _indexed(x: Tensor, size: tuple[int, int], window: tuple[int, int], shift: tuple[int, int]) -> IndexedWindows:
     masks = _masks(x, window, shift)  # [3, N, align(N)]
     is_last = [torch.arange(n, device=x.device) == n - 1 for n in Windows(size, window).grid]  # [nH], [nW]
     kinds = (2 * is_last[0].int()[:, None] + is_last[1]).flatten()  # [nH*nW]
     masks = torch.cat([torch.zeros_like(masks[:1]), masks]).index_select(0, kinds)  # [nH*nW, N, align(N)]
-    if not is_exported():
-        return RolledWindows(size, window, masks[:, None, None], shift=shift)
     (nh, nw), (wh, ww) = Windows(size, window).grid, window
     rows, columns = _rolled_axis(x, nh * wh, shift[0]), _rolled_axis(x, nw * ww, shift[1])  # [nH*wh], [nW*ww]
     gather = rows.view(nh, 1, wh, 1) * (nw * ww) + columns.view(nw, 1, ww)  # [nH, nW, wh, ww]

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from vitdense.layers.layout import compute_dtype, is_traced
 
@@ -34,17 +35,10 @@ class OneDnnLinear(TorchFunctionMode):
     answered. `torch.set_float32_matmul_precision` would choose oneDNN too, but for all products of the process:
     attention in small windows becomes slow by it, and a CPU with AMX computes in bfloat16.
 
-    As autocast does, it keeps the weights in bfloat16 until the context ends, laid out for oneDNN. A weight that has
-    changed, or whose memory is another one, is cast again; writes through `.data` count as none in torch.
+    Weights in bfloat16 are kept, laid out for oneDNN, as long as their parameters live: the next batch has them. A
+    weight that has changed, or whose memory is another one, is cast again; writes through `.data` count as none in
+    torch.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[int, tuple[Tensor, tuple[int, int], Tensor]] = {}  # by id: weight, its state, and what is kept
-
-    def __exit__(self, *error: Any) -> None:
-        self.kept.clear()
-        super().__exit__(*error)
 
     def __torch_function__(
         self, function: Callable, types: Sequence[type], args: Sequence = (), kwargs: Mapping[str, Any] | None = None
@@ -69,19 +63,22 @@ class OneDnnLinear(TorchFunctionMode):
         if not applies:
             return F.linear(input, weight, bias)
         if dtype == torch.bfloat16:
-            input, weight, bias = input.to(dtype), self.packed(weight), None if bias is None else bias.to(dtype)
+            input, weight, bias = input.to(dtype), packed(weight), None if bias is None else bias.to(dtype)
         return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
-    def packed(self, weight: Tensor) -> Tensor:
-        """A weight ``[C', C]`` in bfloat16, as oneDNN reads it; of a parameter it is kept."""
-        if not isinstance(weight, nn.Parameter) or weight.is_inference():  # one that is made anew, or has no version
-            return weight.to(torch.bfloat16)
-        state = weight._version, weight.data_ptr()
-        kept = self.kept.get(id(weight))
-        if kept is None or kept[1] != state:
-            kept = weight, state, torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16))
-            self.kept[id(weight)] = kept
-        return kept[2]
+
+_packed = WeakIdKeyDictionary()  # by parameter: its version and memory, and what is kept of it
+
+
+def packed(weight: Tensor) -> Tensor:
+    """A weight ``[C', C]`` in bfloat16, as oneDNN reads it; of a parameter it is kept."""
+    if not isinstance(weight, nn.Parameter) or weight.is_inference():  # one that is made anew, or has no version
+        return weight.to(torch.bfloat16)
+    state = weight._version, weight.data_ptr()
+    kept = _packed.get(weight)
+    if kept is None or kept[0] != state:
+        kept = _packed[weight] = state, torch.ops.mkldnn._reorder_linear_weight(weight.to(torch.bfloat16))
+    return kept[1]
 
 
 @cache
