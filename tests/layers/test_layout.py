@@ -107,12 +107,10 @@ def test_partition_is_the_definition_and_unpartition_its_inverse(size, window, s
     assert torch.equal(windows.unpartition(got), x)
 
 
-@pytest.mark.parametrize("exported", [False, True])
 @pytest.mark.parametrize(("size", "window", "shift"), CASES)
-def test_traced_windows_are_in_the_order_of_the_map(size, window, shift, exported, compiling, monkeypatch):
+def test_traced_windows_are_in_the_order_of_the_map(size, window, shift, compiling):
     x = torch.randn(3, *size, 2)
     compiling()
-    monkeypatch.setattr(torch.compiler, "is_dynamo_compiling", lambda: not exported)
     windows = window_layout(x, window, shift)
     got = windows.partition(x)
     assert windows.num_plain == 0
