@@ -10,6 +10,7 @@ pytest.importorskip("mmdet")
 from mmdet.evaluation import metrics as mmdet_metrics
 from pycocotools import mask as rle
 
+from vitdense.mm.data.coco import ImageId, Source
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import coco_engines
 from vitdense.mm.train.coco_engines import ENGINES
@@ -235,6 +236,25 @@ def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes
     assert metric.evaluate(6)["coco/bbox_mAP"] == expected["coco/bbox_mAP"]
     written = json.loads((tmp_path / "out.bbox.json").read_text())
     assert {one["category_id"] for one in written} == {40, 50}
+
+
+def test_joined_files_and_what_they_cannot(ground_truth, tmp_path):
+    path, annotations = ground_truth
+    metric = CocoMetric(metric="bbox")
+    metric.dataset_meta = {"classes": CLASSES}
+    samples = list(predictions(annotations, range(6), noise=0))
+    for sample in samples:
+        for file in (path, tmp_path / "other.json"):
+            metric.process({}, [{**sample, "img_id": ImageId(sample["img_id"], Source(str(file)))}])
+    (tmp_path / "other.json").write_bytes(path.read_bytes())
+    results = list(metric.results)
+    assert metric.evaluate(12)["coco/bbox_mAP"] == 1
+    metric.results, metric.outfile_prefix = list(results), str(tmp_path / "out")
+    with pytest.raises(ConfigError, match="outfile_prefix"):
+        metric.evaluate(12)
+    metric.results = [results[0], ({**results[1][0], "img_id": 1}, results[1][1])]
+    with pytest.raises(ConfigError, match="with and without an annotation file"):
+        metric.evaluate(2)
 
 
 def test_one_threshold_of_iou_is_a_number(ground_truth):

@@ -153,9 +153,9 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
         super().__init__(*args, **options)
 
     def parse_data_info(self, raw_data_info: dict) -> dict:
-        """As mmdet's; in a test, ids of images tell metrics where the truth is."""
+        """As mmdet's; ids of images tell metrics where the truth is."""
         info = super().parse_data_info(raw_data_info)
-        if self.test_mode and not self.backend_args and isinstance(info["img_id"], int):
+        if not self.backend_args and isinstance(info["img_id"], int):
             info["img_id"] = ImageId(info["img_id"], Source(self.ann_file, self.drop_doubles))
         return info
 
