@@ -19,7 +19,7 @@ import onnx
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.files import atomic_write, read_text
-from vitdense.mm.cli.export import export
+from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
 from vitdense.mm.work_folder import WorkFolder, find_checkpoint
@@ -84,7 +84,7 @@ def measure(row: Row, folder: Path) -> tuple[str, ...]:
         command = [sys.executable, REPO / "tools/train.py", path, "--work-dir", folder, "--cfg-options", *options]
         subprocess.run(command, check=True)
     file, start = folder / "model.onnx", time.perf_counter()
-    said = export(load_config(path), find_checkpoint(folder), file, "onnx", row.static)
+    said = export(load_config(path), find_checkpoint(folder), Wish(file, "onnx", row.static))
     seconds = time.perf_counter() - start
     engines = (re.search(rf"(?m)^{engine}: (.*)$", said)[1] for engine in ("onnxruntime", "openvino"))
     kind = f"`{row.config.rpartition('/')[2]}`"

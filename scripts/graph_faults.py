@@ -19,7 +19,9 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from vitdense import runtime
-from vitdense.export.proof import SCOPES
+from vitdense.extensions.proof.make import SCOPES
+from vitdense.extensions.proof.verify import Proof
+from vitdense.extensions.proof.verify import verify as verified
 from vitdense.files import atomic_write, read_text
 from zoo import REPO, filled, table
 
@@ -153,7 +155,7 @@ def scopes_of(node: NodeProto) -> list[str]:
     return [scope.removeprefix("model.").removeprefix("model.") for scope in ast.literal_eval(scopes)[1:-1]]
 
 
-def expected(model: ModelProto, proof: runtime.Proof, node: int) -> set[str]:
+def expected(model: ModelProto, proof: Proof, node: int) -> set[str]:
     """The blocks that a fault in a node may be named by: the innermost that has the node, or the first after it."""
     nodes = model.graph.node
     inside = [block for block in proof.blocks if block in scopes_of(nodes[node])]
@@ -174,9 +176,9 @@ def main() -> None:
     titles = {title or Path(path).stem: Path(path) for title, _, path in (x.rpartition("=") for x in args.programs)}
     print("| program | engine | fault | found | from | right |\n|---|---|---|---|---|---|")
     for title, program in titles.items():
-        model, proof = onnx.load(program), runtime.Proof(program.with_suffix(".proof"))
+        model, proof = onnx.load(program), Proof(program.with_suffix(".proof"))
         for engine in args.engines:
-            same, said = runtime.verify(program, engine)
+            same, said = verified(program, engine)
             print(f"| {title} | {engine} | none | {not same} | {said} | |", flush=True)
             for fault in faults_of(model):
                 same, said = verify(program, fault, engine)
@@ -202,14 +204,14 @@ def cell(counts: np.ndarray) -> str:
 
 
 def verify(program: Path, fault: Fault, engine: str) -> tuple[bool, str]:
-    """Whether a program with a fault is the same for `runtime.verify`, and what that says."""
+    """Whether a program with a fault is the same for `vitdense verify`, and what that says."""
     with TemporaryDirectory() as folder:
         path = Path(folder, program.name)
         shutil.copy(program.with_suffix(".proof"), folder)
         changed = onnx.load(program)
         fault.change(changed)
         onnx.save(changed, path)
-        return runtime.verify(path, engine)
+        return verified(path, engine)
 
 
 if __name__ == "__main__":

@@ -4,22 +4,22 @@ The file takes normalised images of all sizes and batches, or with --static one 
 makes them photos. It is compared with the model before it is written.
 """
 
+import sys
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.cli.export import FORMATS, INT8_BOUND, export_joined
-from vitdense.mm.config.arguments import add_checkpoint, add_classes, add_joined, make_parser, name_of, whole_number
+from vitdense.mm.cli.export import FORMATS, INT8_BOUND, Wish, export
+from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.joined import find_models
+from vitdense.seams import call, done_instead
 
 
 def main() -> None:
     parser = make_parser(__doc__)
     add_checkpoint(parser)
     add_classes(parser)
-    add_joined(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)
     parser.add_argument(
         "--static", nargs=2, type=whole_number, metavar=("H", "W"), help="image size in pixels, for one image"
@@ -48,20 +48,16 @@ def main() -> None:
     parser.add_argument(
         "--unchecked", action="store_true", help="write it also where the model finds nothing to compare"
     )
-    parser.add_argument("--no-proof", dest="proof", action="store_false", help="no NAME.proof, for vitdense verify")
     parser.add_argument("--out", type=Path, help="default exports/<name of the config>.<format>")
     parser.need("--calibrate", "--int8")
     parser.need("--int8-bound", "--int8")
+    call("export", "add_options", parser)
     args = parser.parse_args()
     with exit_on_user_error():
-        others = () if args.joined is None else filter(None, (args.checkpoint, *args.joined))
-        names = [args.config, *others]
-        path = args.out or Path("exports") / f"{name_of(names)}.{args.to}"
-        static = tuple(args.static) if args.static else None
-        precision = "int8" if args.int8 else "float16" if args.half else "float32"
-        options = (path, args.to, static, precision, args.maps, args.images, args.with_preprocessing, args.calibrate)
-        models = find_models(names) if args.joined is not None else {"": trained_of(args)}
-        print(export_joined(models, *options, args.unchecked, args.classes, args.proof, args.int8_bound))
+        if (status := done_instead("export", args)) is not None:
+            sys.exit(status)
+        path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
+        print(export(*trained_of(args), Wish.of(args, path), args.classes, args))
 
 
 if __name__ == "__main__":

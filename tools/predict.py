@@ -5,19 +5,20 @@ with classes and a legend, and label maps.
 """
 
 import signal
+import sys
 from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.cli.predict import predict_joined
-from vitdense.mm.config.arguments import add_inference_arguments, add_joined, add_tiles, make_parser, name_of
+from vitdense.mm.cli.predict import predict
+from vitdense.mm.config.arguments import add_inference_arguments, add_tiles, make_parser
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.joined import find_models
 from vitdense.mm.precision import Inference, add_amp, add_onednn
 from vitdense.mm.processes import start_processes
+from vitdense.seams import call, done_instead
 
 
 def main() -> None:
@@ -50,11 +51,11 @@ def main() -> None:
         action="store_true",
         help="segmentors: label maps have indices of classes from 0, not the values of the data set's own label maps",
     )
-    add_joined(parser)
     add_tiles(parser)
     add_amp(parser)
     add_onednn(parser)
     parser.apart("--as-dataset", "--out-dir", "--format", "--indices")
+    call("predict", "add_options", parser)
     args = parser.parse_args()
     # A work folder or a published model needs no checkpoint: the second argument is then an image.
     if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
@@ -65,11 +66,11 @@ def main() -> None:
         start_processes()
         inference = Inference.of(args)
         inference.tune_cpu()
-        names = [args.config, *(args.joined or ())]
-        models = find_models(names) if args.joined is not None else {"": trained_of(args)}
-        out_dir = args.as_dataset or args.out_dir or Path("predictions") / name_of(names)
+        if (status := done_instead("predict", args)) is not None:
+            sys.exit(status)
+        out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
         options = (args.format == "dataset", args.indices, args.as_dataset is not None, args.classes)
-        print("", *predict_joined(models, args.images, out_dir, inference, *options), sep="\n")
+        print("", predict(*trained_of(args), args.images, out_dir, inference, *options), sep="\n")
 
 
 if __name__ == "__main__":

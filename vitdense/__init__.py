@@ -16,7 +16,6 @@ __version__ = "0.4.0.dev0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
     **dict.fromkeys(("create", "list_models"), "vitdense.hub"),
     "load": "vitdense.mm.predictor",
-    "join": "vitdense.mm.joined",
     **{name: f"{folder}.model" for name, folder in FOLDERS.items()},
     **dict.fromkeys(("JointViT", "TokenViT"), "vitdense.models.vit.tokens"),
     "WindowedViT": "vitdense.models.vit.windowed",

@@ -50,7 +50,6 @@ COMMANDS = {
     "test": "evaluate a checkpoint",
     "predict": "predict on images",
     "export": "export a trained model",
-    "verify": "whether an exported model computes here what it did where it was trained",
     "swap": "another backbone in a config you already have",
     "demo": "train, predict and evaluate a small detector on drawn shapes",
     "convert": "convert a checkpoint to the names of another project",
@@ -85,8 +84,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(command: str, argv: Sequence[str]) -> int:
     """Run a command: a module of `vitdense.mm.cli` or of an extension, or a file of tools/; the exit status."""
     module, _ = seams.commands().get(command, (f"vitdense.mm.cli.{command}", ""))
-    if command == "verify":  # needs neither torch nor mm
-        return importlib.import_module("vitdense.runtime").main(argv, command="vitdense verify")
     tool = TOOLS / f"{command}.py"
     try:
         if not tool.is_file():

@@ -19,7 +19,7 @@ from vitdense.errors import OptionError
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
 from vitdense.extensions.keypoints.data import FiguresDataset
-from vitdense.mm.cli.export import export
+from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -117,7 +117,7 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(trained, tmp_pat
 def test_from_the_checkpoint_to_the_runtime(trained, photo, tmp_path):
     Image.fromarray(photo).save(tmp_path / "a.png")
     cfg, checkpoint = load_config(trained / "cfg.py"), str(trained / "a.pth")
-    said = export(cfg, checkpoint, tmp_path / "model.onnx", "onnx", images=[str(tmp_path / "a.png")])
+    said = export(cfg, checkpoint, Wish(tmp_path / "model.onnx", "onnx", images=[str(tmp_path / "a.png")]))
     assert "9 objects" in said
     assert "keypoints within" in said
     want = vitdense.load(trained / "cfg.py", checkpoint, score_thr=0.0)(photo)

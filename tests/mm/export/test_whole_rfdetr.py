@@ -15,7 +15,7 @@ from PIL import Image
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
 from vitdense.layers.mask_branch import MASK_STRIDE
-from vitdense.mm.cli.export import FORMATS, export
+from vitdense.mm.cli.export import FORMATS, Wish, export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.detection import ShapesDataset
@@ -81,7 +81,7 @@ def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
     torch.save({"state_dict": make().state_dict(), "meta": {"dataset_meta": {"classes": classes}}}, checkpoint)
     pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)  # as the config has them
     Image.fromarray(pixels).save(photo)
-    assert "9 objects" in export(cfg, checkpoint, tmp_path / f"model.{to}", to, images=[str(photo)])
+    assert "9 objects" in export(cfg, checkpoint, Wish(tmp_path / f"model.{to}", to, images=[str(photo)]))
     if to == "onnx":
         want, got = (
             Predictor(cfg, checkpoint, Inference(score_thr=0))(pixels),

@@ -1,16 +1,20 @@
 """Export of detectors (mmdet), or their maps, and of segmentors (mmseg)."""
 
+import argparse
+import copy
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
 from mmengine.logging import print_log
 from torch import Tensor
+from torch.export import ExportedProgram
 
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program, save_program
@@ -19,13 +23,12 @@ from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.part import Part
-from vitdense.mm.export.proof import Record, write_records
-from vitdense.mm.export.samples import of_noise, of_one_size, of_photos, paths_of
-from vitdense.mm.export.tasks import JoinedTask
-from vitdense.mm.joined import Joined
+from vitdense.mm.export.samples import Sample, of_noise, of_one_size, of_photos, paths_of
+from vitdense.mm.export.tasks import Task
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import ENGINES
+from vitdense.seams import call
 
 FORMATS = ("pt2", "onnx")
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
@@ -33,33 +36,12 @@ PHOTOS, HELD_BACK, CALIBRATION = 3, 20, 100  # of the test data to compare at, f
 INT8_BOUND = 0.1
 
 
-def export(cfg: Config, checkpoint: str, *args: Any, **options: Any) -> str:
-    """As `export_joined`, of one model."""
-    return export_joined({"": (cfg, checkpoint)}, *args, **options)
+@dataclass(frozen=True)
+class Wish:
+    """What file is to be written.
 
-
-def export_joined(
-    models: Mapping[str, tuple[Config, str]],
-    path: Path,
-    to: str,
-    static: tuple[int, int] | None = None,
-    precision: str = "float32",
-    maps: bool = False,
-    images: Sequence[str] = (),
-    preprocessing: bool = False,
-    calibration: Sequence[str] = (),
-    unchecked: bool = False,
-    classes: Sequence[str] | None = None,
-    proof: bool = True,
-    int8_bound: float = INT8_BOUND,
-) -> str:
-    """Export a detector or a segmentor, or several models on one trunk, and compare the result with the model, from the
-    photo to its objects.
-
-    Args:
-        models: Config and checkpoint, see `vitdense.mm.predictor.load_model`, by the name before the names of outputs,
-            ``NAME/boxes``; empty for one model.
-        path: File to write.
+    Attributes:
+        path: The file.
         to: One of `FORMATS`.
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
         precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.export.int8`.
@@ -69,64 +51,100 @@ def export_joined(
         preprocessing: The program takes photos; see `vitdense.export.preprocessing.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
         unchecked: Write it also where the model finds nothing to compare at.
-        classes: See `vitdense.mm.predictor.load_model`.
-        proof: Write ``NAME.proof`` beside an ONNX file that `vitdense.runtime` reads; see `vitdense.export.proof`.
         int8_bound: Lost and new objects of int8, as a share of the model's; of a segmentor, pixels with another class.
+
+    Raises:
+        ConfigError: onnx is not installed, or options do not go together.
+    """
+
+    path: Path
+    to: str
+    static: tuple[int, int] | None = None
+    precision: str = "float32"
+    maps: bool = False
+    images: Sequence[str] = ()
+    preprocessing: bool = False
+    calibration: Sequence[str] = ()
+    unchecked: bool = False
+    int8_bound: float = INT8_BOUND
+
+    def __post_init__(self) -> None:
+        if self.to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
+            raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
+        for option, given in (("--with-preprocessing", self.preprocessing), ("--int8", self.int8)):
+            if given and (self.to != "onnx" or self.maps):
+                got = f"--to {self.to}{' --maps' * self.maps}"
+                raise ConfigError(f"{option}: got {got}, expected --to onnx without --maps")
+        if not 0 <= self.int8_bound <= 1:
+            raise ConfigError(f"--int8-bound: got {self.int8_bound}, expected a share, 0 to 1")
+        check_writable(self.path, "--out")
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, path: Path) -> "Wish":
+        """What the parsed arguments of ``vitdense export`` wish for, in a file."""
+        precision = "int8" if args.int8 else "float16" if args.half else "float32"
+        static = tuple(args.static) if args.static else None
+        options = (args.images, args.with_preprocessing, args.calibrate, args.unchecked, args.int8_bound)
+        return cls(path, args.to, static, precision, args.maps, *options)
+
+    @property
+    def int8(self) -> bool:
+        return self.precision == "int8"
+
+    def load(self, cfg: Config, checkpoint: str, classes: Sequence[str] | None = None) -> Predictor:
+        """The model; see `vitdense.mm.predictor.load_model`."""
+        cfg = of_one_size(cfg, self.static) if self.static else cfg
+        return Predictor(cfg, checkpoint, Inference(score_thr=0.0), classes)
+
+
+class Made(NamedTuple):
+    """What was exported, in float32."""
+
+    wish: Wish
+    task: Task
+    parts: Sequence[Part]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether `vitdense.runtime` reads the file, and prepares images as the config does."""
+        known = "resize" in self.parts[0].about and self.parts[0].predictor.reader.own_reader is None
+        return self.wish.to == "onnx" and not self.wish.maps and known
+
+
+def export(
+    cfg: Config,
+    checkpoint: str,
+    wish: Wish,
+    classes: Sequence[str] | None = None,
+    args: argparse.Namespace | None = None,
+) -> str:
+    """Export a detector or a segmentor, and compare the result with the model, from the photo to its objects.
+
+    Args:
+        cfg, checkpoint, classes: See `vitdense.mm.predictor.load_model`.
+        wish: What file is to be written.
+        args: The parsed arguments, for options of extensions.
 
     Returns:
         What was written and compared.
 
     Raises:
-        ConfigError: onnx is not installed; options do not go together, or the model has no such program; there are no
-            photos, or the model finds nothing in them; or the result differs from the model by more than `BOUNDS`:
-            nothing is written. See also `load_model` and `vitdense.mm.joined.Joined`.
+        ConfigError: The model has no such program, there are no photos, the model finds nothing in them, or the result
+            differs from the model by more than `BOUNDS`: nothing is written. See also `load_model`.
     """
-    if to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
-        raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
-    int8, is_joined = precision == "int8", len(models) > 1
-    if is_joined and (int8 or maps or preprocessing):
-        raise ConfigError("--joined: got --int8, --maps or --with-preprocessing, expected none of them")
-    for option, given in (("--with-preprocessing", preprocessing), ("--int8", int8)):
-        if given and (to != "onnx" or maps):
-            raise ConfigError(f"{option}: got --to {to}{' --maps' * maps}, expected --to onnx without --maps")
-    if not 0 <= int8_bound <= 1:
-        raise ConfigError(f"--int8-bound: got {int8_bound}, expected a share, 0 to 1")
-    check_writable(path, "--out")
-    predictors = {}
-    for name, (cfg, checkpoint) in models.items():
-        cfg = of_one_size(cfg, static) if static else cfg
-        predictors[name] = Predictor(cfg, checkpoint, Inference(score_thr=0.0), classes)
-    trunk = Joined(predictors).trunk if is_joined else None
-    scopes = [f"tasks.{i}." if is_joined else "" for i in range(len(models))]
-    parts = [Part(*named, maps, scope, precision) for named, scope in zip(predictors.items(), scopes)]
-    task = JoinedTask({name: part.task for name, part in zip(models, parts)}, trunk).eval() if trunk else parts[0].task
-    predictor, about = parts[0].predictor, parts[0].about  # of images, what is true of all
-    cfg = predictor.model.cfg
-    channels = cfg.model.backbone.get("in_channels", 3)
-    if preprocessing and "resize" not in about:
-        raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
-    for part in parts:
-        if int8 and not part.task.finds:
-            raise ConfigError(f"--int8: got {part.kind}, expected a detector or a segmentor")
-        if not (static or part.task.any_size):
-            raise ConfigError(f"export: {part.kind} has a program for one size only; add --static H W")
-    of_noise_alone = not (preprocessing or int8 or any(part.task.needs_photos for part in parts))
-    if of_noise_alone:
-        samples = [of_noise((1, channels, *static) if static else (UNSEEN[0], channels, *UNSEEN[1:]))]
-    else:
-        photos, calibrating = paths_of(predictor.dataset, images, HELD_BACK if int8 else PHOTOS), []
-        if int8:
-            calibrating = paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), calibration, CALIBRATION)
-            seen = {*map(os.path.abspath, calibrating)}
-            photos = [path for path in photos if os.path.abspath(path) not in seen]
-            if not photos:
-                raise ConfigError("--int8: all photos to compare at are calibrated on; give others: --images")
-        samples = [*of_photos(photos, predictor, about, preprocessing)]
+    part = Part("", wish.load(cfg, checkpoint, classes), wish.maps, "", wish.precision)
+    return write(Made(wish, part.task, [part]), args)
 
+
+def write(made: Made, args: argparse.Namespace | None = None) -> str:
+    """Write a program, and compare it with its models; see `export`."""
+    wish, task, parts = made
+    check(made)
+    samples = _samples(made)
     with torch.no_grad():
         for part in parts:
-            part.want(samples, by_results=not of_noise_alone)
-            if not part.compares and not unchecked:
+            part.want(samples, by_results=_needs_photos(made))
+            if not part.compares and not wish.unchecked:
                 raise ConfigError(
                     f"export: {part.kind} finds no object with a score above {part.bounds.score} in {len(samples)} "
                     f"photos, so the program could not be compared with it; give other --images, or --unchecked to "
@@ -135,59 +153,110 @@ def export_joined(
         for part in parts:
             fix(part.predictor.model)
         outputs = [*task(samples[0].image)]
-    reads = to == "onnx" and not maps and "resize" in about and predictor.reader.own_reader is None
-    records = [Record(task, part, images, preprocessing) for part in parts if proof and reads]
     metadata = {key: value for part in parts for key, value in part.metadata.items()}
-    shape = (1, channels, *static) if static else (EXAMPLE[0], channels, *EXAMPLE[1:])
-    dtype = torch.float16 if precision == "float16" else torch.float32
     _say("exporting the program, a minute or more")
-    program = export_program(task.to(dtype), torch.zeros(shape, dtype=dtype), not static)
-    said = []
-    with atomic_write(path) as scratch:
-        _say(f"writing {to}")
-        if to == "pt2":
-            save_program(program, scratch, metadata)
-        else:
-            for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
-                logging.getLogger(name).setLevel(logging.ERROR)
-            save_onnx(program, scratch, outputs, metadata)
-        if int8:
-            from vitdense.export.int8 import quantise
-
-            _say("calibrating int8")
-            read_photos = of_photos(calibrating, predictor, about, preprocessing=False)
-            quantise(scratch, (sample.given.numpy() for sample in read_photos))
-        if preprocessing:
-            import onnx
-
-            from vitdense.export import preprocessing as steps
-
-            onnx.save(steps.of_photos(onnx.load(scratch), about), scratch)
-        for name, run in _runs(scratch, to).items():
-            _say(f"comparing in {name}")
-            try:
-                with torch.no_grad():
-                    got = [run(sample.given if preprocessing else sample.given.to(dtype)) for sample in samples]
-            except (AssertionError, RuntimeError) as error:  # a guard of torch's program, or an assertion in it
-                if isinstance(error, RuntimeError) and "Runtime assertion failed" not in str(error):
-                    raise
-                raise ConfigError(
-                    f"{path}: the program takes no images of {list(samples[0].given.shape)} ({error}); not written; "
-                    f"export for one size (--static H W) or --to onnx, or give larger --images"
-                ) from error
-            for part in parts:
-                fits, compared = part.compare(got, samples, int8_bound)
-                said.append(f"{name}: {compared}")
-                if not fits:
-                    hint = "" if precision == "float32" else "; export in float32"
-                    raise ConfigError(f"{path}: got in {name} {compared}; not written{hint}")
-    if records:
-        said.append(write_records(records, path.with_suffix(".proof"), path, precision))
-    elif to == "onnx":
-        path.with_suffix(".proof").unlink(missing_ok=True)  # of the program that was here before
+    half = wish.precision == "float16"
+    example = torch.zeros(_shape(made, EXAMPLE), dtype=torch.float16 if half else torch.float32)
+    program = export_program(copy.deepcopy(task).half() if half else task, example, not wish.static)
+    with atomic_write(wish.path) as scratch:
+        _save(program, scratch, made, outputs, metadata)
+        said, got = _compare(scratch, made, samples)
+    if args is not None:
+        call("export", "after", args, program=wish.path, model=made, cfg=parts[0].predictor.model.cfg)
     sizes = " and ".join(dict.fromkeys(str(list(sample.given.shape)) for sample in samples))
-    listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got[0].items())
-    return "\n".join((f"{path} ({path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
+    listed = ", ".join(f"{name} {list(out.shape)}" for name, out in got.items())
+    return "\n".join((f"{wish.path} ({wish.path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
+
+
+def check(made: Made) -> None:
+    """Raise a ConfigError if a model has no program as it is wished for."""
+    wish = made.wish
+    if wish.preprocessing and "resize" not in made.parts[0].about:
+        raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
+    for part in made.parts:
+        if wish.int8 and not part.task.finds:
+            raise ConfigError(f"--int8: got {part.kind}, expected a detector or a segmentor")
+        if not (wish.static or part.task.any_size):
+            raise ConfigError(f"export: {part.kind} has a program for one size only; add --static H W")
+
+
+def _shape(made: Made, shape: Sequence[int]) -> tuple[int, ...]:
+    """[B, C, H, W] of images: of the size that is wished for, or as given, (B, H, W)."""
+    channels = made.parts[0].predictor.model.cfg.model.backbone.get("in_channels", 3)
+    return (1, channels, *made.wish.static) if made.wish.static else (shape[0], channels, *shape[1:])
+
+
+def _samples(made: Made) -> list[Sample]:
+    """Images to compare at: photos, or noise where only maps are compared."""
+    wish, predictor, about = made.wish, made.parts[0].predictor, made.parts[0].about
+    if not _needs_photos(made):
+        return [of_noise(_shape(made, UNSEEN))]
+    photos = paths_of(predictor.dataset, wish.images, HELD_BACK if wish.int8 else PHOTOS)
+    if wish.int8:
+        seen = {*map(os.path.abspath, _calibrating(made))}
+        photos = [path for path in photos if os.path.abspath(path) not in seen]
+        if not photos:
+            raise ConfigError("--int8: all photos to compare at are calibrated on; give others: --images")
+    return [*of_photos(photos, predictor, about, wish.preprocessing)]
+
+
+def _needs_photos(made: Made) -> bool:
+    return made.wish.preprocessing or made.wish.int8 or any(part.task.needs_photos for part in made.parts)
+
+
+def _calibrating(made: Made) -> Sequence[str]:
+    cfg = made.parts[0].predictor.model.cfg
+    return paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), made.wish.calibration, CALIBRATION)
+
+
+def _save(
+    program: ExportedProgram, path: Path, made: Made, outputs: Sequence[str], metadata: Mapping[str, str]
+) -> None:
+    wish, predictor, about = made.wish, made.parts[0].predictor, made.parts[0].about
+    _say(f"writing {wish.to}")
+    if wish.to == "pt2":
+        save_program(program, path, metadata)
+        return
+    for name in ("onnxscript", "onnx_ir"):  # they name constants that they do not fold
+        logging.getLogger(name).setLevel(logging.ERROR)
+    save_onnx(program, path, outputs, metadata)
+    if wish.int8:
+        from vitdense.export.int8 import quantise
+
+        _say("calibrating int8")
+        read_photos = of_photos(_calibrating(made), predictor, about, preprocessing=False)
+        quantise(path, (sample.given.numpy() for sample in read_photos))
+    if wish.preprocessing:
+        import onnx
+
+        from vitdense.export import preprocessing
+
+        onnx.save(preprocessing.of_photos(onnx.load(path), about), path)
+
+
+def _compare(path: Path, made: Made, samples: Sequence[Sample]) -> tuple[list[str], Mapping]:
+    """What was compared in each runtime, and the outputs for an image. A ConfigError where something differs."""
+    wish, said = made.wish, []
+    for name, run in _runs(path, wish.to).items():
+        _say(f"comparing in {name}")
+        half = wish.precision == "float16" and not wish.preprocessing
+        try:
+            with torch.no_grad():
+                got = [run(sample.given.half() if half else sample.given) for sample in samples]
+        except (AssertionError, RuntimeError) as error:  # a guard of torch's program, or an assertion in it
+            if isinstance(error, RuntimeError) and "Runtime assertion failed" not in str(error):
+                raise
+            raise ConfigError(
+                f"{wish.path}: the program takes no images of {list(samples[0].given.shape)} ({error}); not written; "
+                f"export for one size (--static H W) or --to onnx, or give larger --images"
+            ) from error
+        for part in made.parts:
+            fits, compared = part.compare(got, samples, wish.int8_bound)
+            said.append(f"{name}: {compared}")
+            if not fits:
+                hint = "" if wish.precision == "float32" else "; export in float32"
+                raise ConfigError(f"{wish.path}: got in {name} {compared}; not written{hint}")
+    return said, got[0]
 
 
 def _say(text: str) -> None:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -29,7 +28,6 @@ from vitdense.mm.config.query import find_class
 from vitdense.mm.data.panoptic import colours_of_ids
 from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.joined import Joined
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
 from vitdense.results.result import Result, write_picture
@@ -211,14 +209,9 @@ def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarr
     return np.array([names.index(name) for name in classes]) + first
 
 
-def predict(cfg: Config, checkpoint: str, *args: Any, **options: Any) -> Path:
-    """As `predict_joined`, with one model."""
-    (result,) = predict_joined({"": (cfg, checkpoint)}, *args, **options)
-    return result
-
-
-def predict_joined(
-    models: Mapping[str, tuple[Config, str]],
+def predict(
+    cfg: Config,
+    checkpoint: str,
     images: Sequence[str | Path],
     out_dir: Path,
     inference: Inference = Inference(),  # noqa: B008 -- frozen
@@ -226,11 +219,11 @@ def predict_joined(
     as_indices: bool = False,
     as_training: bool = False,
     classes: Sequence[str] | None = None,
-) -> list[Path]:
-    """Predict on images with one model, or with several on one trunk.
+) -> Path:
+    """Predict on images.
 
     Args:
-        models: Config and checkpoint, see `Predictor`, by the name of the folder in `out_dir`; empty for itself.
+        cfg, checkpoint: See `Predictor`.
         images: Image files, folders and patterns; see `list_images`.
         out_dir: Output folder. It gets a picture per image, of the same name.
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
@@ -249,51 +242,53 @@ def predict_joined(
         classes: See `Predictor`.
 
     Returns:
-        Of each, the JSON file of a detector or panoptic model, the folder of a segmentor.
+        The JSON file of a detector or panoptic model, the folder of a segmentor.
 
     Raises:
-        ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`
-            and `vitdense.mm.joined.Joined`.
+        ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`.
         PredictionError: After the other images are done: some cannot be read or predicted.
     """
-    images = list_images(images)
-    kinds = {name: _kind_of(cfg) for name, (cfg, _) in models.items()}
-    if as_training and Panoptic in kinds.values():
+    found = list_images(images)
+    kind, root = checked(cfg, found, out_dir, as_training)
+    task = kind(Predictor(cfg, checkpoint, inference, classes), out_dir, found, root, as_dataset, as_indices)
+    return run(task, found)
+
+
+def checked(
+    cfg: Config, images: Sequence[Path], out_dir: Path, as_training: bool = False
+) -> tuple[type[Task], Path | None]:
+    """What is written of the model of a config, and the folder of the images of a training set; see `predict`."""
+    kind = _kind_of(cfg)
+    if as_training and kind is Panoptic:
         raise ConfigError("--as-dataset: got a panoptic model, expected a detector or a segmentor")
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
-    for name, kind in kinds.items():
-        _check_outputs(images, out_dir / name, with_label_maps=kind is not Detection, root=root)
-    predictors = {name: Predictor(*trained, inference, classes) for name, trained in models.items()}
-    once = Joined(predictors).trunk.once if len(models) > 1 else nullcontext
-    tasks = [
-        kinds[name](model, out_dir / name, images, root, as_dataset, as_indices) for name, model in predictors.items()
-    ]
+    _check_outputs(images, out_dir, with_label_maps=kind is not Detection, root=root)
+    return kind, root
+
+
+def run(task: Task, images: Sequence[Path]) -> Any:
+    """Do a task with all images, or those of this process; what its `finish` returns. See `predict`."""
     images = images[get_rank() :: get_world_size()]
     failed, next_save = [], 10
     try:
         for i, image in enumerate(track_iter_progress(images, file=sys.stdout)):
             try:
-                with once():
-                    for task in tasks:
-                        task.add(image)
+                task.add(image)
             except Exception as error:  # one image, or the disk for its picture; models and decoders can raise anything
                 reason = next(iter(str(error).strip().splitlines()), "")
                 failed.append(f"{image} ({type(error).__name__}: {reason.removeprefix(f'image {image} ')})")
             if i == next_save:  # the work of writing again stays in proportion
-                for task in tasks:
-                    task.save()
+                task.save()
                 next_save = i * 5 // 4
     except KeyboardInterrupt:
-        for task in tasks:
-            task.save()
+        task.save()
         raise
-    results = [task.finish() for task in tasks]
+    result = task.finish()
     if failed:
         raise PredictionError(
-            f"predictions are in {join_some(results)}; {len(failed)} of {len(images)} images failed: "
-            f"{join_some(failed)}"
+            f"predictions are in {result}; {len(failed)} of {len(images)} images failed: {join_some(failed)}"
         )
-    return results
+    return result
 
 
 def _kind_of(cfg: Config) -> type[Task]:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -189,23 +188,6 @@ def add_classes(parser: argparse.ArgumentParser) -> None:
         help="names by output, for a checkpoint of another project that has none: a,b,c (of an output of no class it "
         "is empty), or a file with a name per line",
     )
-
-
-def add_joined(parser: Parser) -> None:
-    """Add further models, on the trunk of the first."""
-    parser.add_argument(
-        "--joined",
-        nargs="*",
-        metavar="MODEL",
-        help="work folders or published models on the same trunk, which then runs once; see docs/results.md",
-    )
-    for other in ("--cfg-options", "--classes"):
-        parser.apart("--joined", other)
-
-
-def name_of(models: Sequence[str]) -> str:
-    """The name of the output of one model, or of several on one trunk."""
-    return "+".join(Path(model).stem for model in models)
 
 
 def _names(given: str) -> list[str]:

@@ -77,7 +77,7 @@ class Part:
 
     def compare(self, got: Sequence[Mapping], samples: Sequence[Sample], int8_bound: float) -> tuple[bool, str]:
         """Whether outputs of the program are those that are wanted, and how far they are from them; `int8_bound`: see
-        `vitdense.mm.cli.export.export_joined`."""
+        `vitdense.mm.cli.export.Wish`."""
         said = f"{self.name}, " if self.name else ""
         if not self.compares:
             return True, f"{said}runs; not compared, for the model finds nothing"

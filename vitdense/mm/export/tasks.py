@@ -15,7 +15,6 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import finder, pad, pad_as
 from vitdense.mm.export.samples import Sample
 from vitdense.mm.heads.rle_masks import fields_of
-from vitdense.mm.joined import SharedTrunk
 from vitdense.results.result import Result
 from vitdense.runtime import Output
 
@@ -166,24 +165,6 @@ class MaskTransformer(Task):
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         classes, masks = self.model.panoptic_head(self.model.extract_feat(pad_as(self.model, image)), None)
         return {"classes": classes[-1], "masks": masks[-1]}
-
-
-class JoinedTask(Task):
-    """The outputs of several models on one trunk, named ``MODEL/OUTPUT``.
-
-    Args:
-        tasks: By the names of their models.
-        trunk: Theirs.
-    """
-
-    def __init__(self, tasks: Mapping[str, Task], trunk: SharedTrunk) -> None:
-        super().__init__(trunk)
-        self.names, self.tasks = [*tasks], nn.ModuleList(tasks.values())
-
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
-        with self.model.once():
-            outs = [task(image) for task in self.tasks]
-        return {f"{name}/{key}": x for name, out in zip(self.names, outs) for key, x in out.items()}
 
 
 def task_of(model: nn.Module, maps: bool = False) -> Task:

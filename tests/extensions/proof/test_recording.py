@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitdense.export.proof import SAMPLES, recording, widened
+from vitdense.extensions.proof.make import SAMPLES, recording, widened
 from vitdense.runtime import BOUNDS, Output, compare_results
 
 

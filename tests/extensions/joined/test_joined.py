@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -20,13 +21,14 @@ import onnx
 
 import vitdense
 from vitdense import runtime
-from vitdense.mm.cli.export import export_joined
-from vitdense.mm.cli.predict import predict, predict_joined
+from vitdense.extensions.joined.model import find_models
+from vitdense.extensions.joined.option import export_joined, predict_joined
+from vitdense.mm.cli.export import Wish
+from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.joined import find_models
 from vitdense.mm.operating_point import conditions_of, digest_of
 from vitdense.runtime import BOUNDS, compare_results
 
@@ -205,7 +207,8 @@ def program(folders, photos, tmp_path_factory):
     root = tmp_path_factory.mktemp("program")
     Image.fromarray(photos[1]).save(root / "1.png")
     models = find_models([*folders.values()])
-    return root / "all.onnx", export_joined(models, root / "all.onnx", "onnx", (96, 128), images=[str(root / "1.png")])
+    wish = Wish(root / "all.onnx", "onnx", (96, 128), images=[str(root / "1.png")])
+    return root / "all.onnx", export_joined(models, wish, Namespace(proof=True))
 
 
 def test_one_file_finds_what_single_models_find(program, joined, photos):
@@ -225,15 +228,14 @@ def test_one_file_finds_what_single_models_find(program, joined, photos):
 
 def test_a_proof_of_each_model(program, tmp_path):
     """The trunk is in that of the first."""
-    path, said = program
-    assert "vitdense verify" in said
-    assert runtime.verify(path, threads=1)[0]
+    verify, (path, _) = pytest.importorskip("vitdense.extensions.proof.verify"), program
+    assert verify.verify(path, threads=1)[0]
     model = onnx.load(path)
     weight = next(x for x in model.graph.initializer if x.name.endswith("blocks.2.mlp.fc1.bias"))
     weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + 0.1, weight.name))
     onnx.save(model, tmp_path / "other.onnx")
     shutil.copy(path.with_suffix(".proof"), tmp_path / "other.proof")
-    same, text = runtime.verify(tmp_path / "other.onnx", threads=1)
+    same, text = verify.verify(tmp_path / "other.onnx", threads=1)
     assert not same
     assert re.search(r"detector, differs from tasks\.0\..*trunk.*blocks\.2 on", text)
     assert "segmentor, differs from the output segmentor/logits" in text

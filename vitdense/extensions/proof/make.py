@@ -1,6 +1,6 @@
 """What lies beside a program as its proof: photos, what the trained model found in them, and what its blocks computed.
 
-`vitdense.runtime.verify` compares an engine with it on the machine that runs the program, without torch.
+`verify` compares an engine with it on the machine that runs the program, without torch.
 """
 
 import ast
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from vitdense import runtime
+from vitdense.extensions.proof.verify import FOUND, SAMPLED, checksum_of, error_at, relative
 from vitdense.files import atomic_write
-from vitdense.runtime import FOUND, SAMPLED, Bounds, Output, Program, classes_of, likeness, open_onnxruntime, relative
+from vitdense.runtime import Bounds, Output, Program, classes_of, likeness, open_onnxruntime
 
 SAMPLES = 256  # of a block
 PIXELS = 450_000  # of a photo: three are some 4 MB
@@ -119,7 +120,7 @@ def proof_of(
         images.append(reader.batch(photo))
         found = reader.run(images[-1])
         for name, tensor in tensors.items():
-            errors[name] = max(errors[name], runtime.error_at(found[tensor], *want.blocks[name]))
+            errors[name] = max(errors[name], error_at(found[tensor], *want.blocks[name]))
         results.append((reader.read(found, photo.shape[:2]), want.found))
     limit = 1e-3 if precision == "float32" else 0.5  # beyond it, the tensor is not what the block returns
     kept = [name for name, error in errors.items() if error < limit]
@@ -135,7 +136,7 @@ def proof_of(
     limits["half"] = widened([(low.found, want.found) for low, want in pairs], base)
     index = {
         **{"about": dict(about), "precision": precision, "bounds": bounds, "photos": len(photos)},
-        **{"outputs": outputs, "checksum": runtime.checksum_of(program)},
+        **{"outputs": outputs, "checksum": checksum_of(program)},
         **{"limits": {name: asdict(one) for name, one in limits.items()}},
         **{"blocks": ["the image", *(name.removeprefix("model.") for name in kept)]},
         **{"tensors": [tensors[name] for name in kept], "segments": [want.found.segments for want in wanted]},

@@ -1,0 +1,278 @@
+"""The proof beside a program: what computes otherwise, from where on, and what commonly causes it."""
+
+import json
+import shutil
+import subprocess
+import sys
+from argparse import Namespace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mmdet")
+pytest.importorskip("mmseg")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
+import onnx
+
+from graph_faults import set_attribute, set_entry, set_half, set_value
+from vitdense import runtime
+from vitdense.extensions.proof import verify
+from vitdense.extensions.proof.option import _computed
+from vitdense.mm.cli.export import Wish, export
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
+from vitdense.mm.data.shapes import CLASSES
+from vitdense.mm.export.detectors import fix
+from vitdense.mm.export.part import Part
+from vitdense.mm.export.samples import of_photos
+from vitdense.mm.predictor import Predictor
+
+pytestmark = pytest.mark.long
+HEAD = dict(type="vitdense.LinearHead", in_channels=24, num_classes=9, align_corners=False)
+HEAD["loss_decode"] = dict(type="CrossEntropyLoss")
+TRUNK = dict(type="vitdense.ViT", arch=dict(embed_dims=24, depth=2, num_heads=2), img_size=96, patch_size=8)
+TRUNK.update(out_indices=(1,), out_norm="final")
+KINDS = {"float32": {}, "photos": {"preprocessing": True}, "int8": {"precision": "int8"}}
+
+
+def make(folder):
+    """A linear head on a small ViT, for shapes of 96 pixels that are resized to 128."""
+    cfg = load_config("upernet_swin_nano_shapes", work_dir=str(folder / "work"))
+    cfg.model.backbone, cfg.model.decode_head = TRUNK, HEAD
+    cfg.model.neck = cfg.model.auxiliary_head = None
+    draw = dict(num_train=4, num_val=3, image_size=(96, 80))
+    for loader in (cfg.train_dataloader, cfg.test_dataloader):
+        loader.update(num_workers=0, persistent_workers=False, batch_size=1)
+        loader.dataset.update(data_root=str(folder / "shapes"), draw=draw)
+    cfg.test_dataloader.dataset.pipeline.insert(1, dict(type="Resize", scale=(128, 128), keep_ratio=True))
+    return cfg
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint with random weights."""
+    folder = tmp_path_factory.mktemp("exported")
+    torch.manual_seed(0)
+    model = build_model(make(folder))
+    model.init_weights()
+    torch.nn.init.normal_(model.decode_head.conv_seg.weight)
+    meta = {"dataset_meta": {"classes": ("background", *CLASSES)}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, folder / "random.pth")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def export_of(folder):
+    """The file of a kind of program, and what its export said."""
+
+    @cache
+    def made(kind):
+        path = folder / f"{kind}.onnx"
+        wish, args = Wish(path, "onnx", **KINDS[kind]), Namespace(proof=True)
+        return path, export(make(folder), str(folder / "random.pth"), wish, args=args)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def program(export_of):
+    """In float32."""
+    return export_of("float32")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_program_itself_is_the_same(export_of, kind, capsys):
+    path, _ = export_of(kind)
+    assert verify.main([str(path)]) == 0
+    blocks = 2 + (kind != "photos")  # of the ViT, and logits
+    assert f"same: {blocks} blocks" in capsys.readouterr().out
+    assert path.with_suffix(".proof").stat().st_size < 5e6
+
+
+def first(kind, number):
+    """The place of a node of a kind."""
+    return lambda model: [i for i, node in enumerate(model.graph.node) if node.op_type == kind][number]
+
+
+PARTS = "model.model."  # as the graph names them
+FAULTS = {
+    "mean": ((set_entry, "mean", lambda mean: mean[::-1]), "the file says mean"),
+    "resize": ((set_entry, "resize", lambda rule: {**rule, "keep_ratio": False}), "the file says resize"),
+    "classes": ((set_entry, "classes", lambda names: [*names[1:], names[0]]), "the file says classes"),
+    "patches of BGR": (
+        (set_value, f"{PARTS}backbone.patch_embed.proj.weight", lambda w: w[:, ::-1]),
+        "backbone.blocks.0",
+    ),
+    "a transposed weight": ((set_value, "val_108", np.transpose), "backbone.blocks.1"),  # 24 x 24, of `attn.proj`
+    "a position embedding": ((set_value, "permute_1", lambda x: np.roll(x, 1, 1)), "backbone.blocks.0"),
+    "LayerNorm": ((set_attribute, first("LayerNormalization", 2), "epsilon", 1e-2), "backbone.blocks.1"),
+    "Softmax": ((set_attribute, first("Softmax", 1), "axis", 2), "backbone.blocks.1"),
+    "half precision": ((set_half, first("Conv", 0)), "backbone.blocks.0"),
+    "a background slot that moves": (
+        (set_value, f"{PARTS}decode_head.conv_seg.weight", lambda w: np.roll(w, 1, 0)),
+        "the output logits",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_where_it_is(program, tmp_path, fault, capsys):
+    (change, place, *value), where = FAULTS[fault]
+    path = tmp_path / "program.onnx"
+    model = onnx.load(program)
+    change(model, place(model) if callable(place) else place, *value)
+    onnx.save(model, path)
+    shutil.copy(program.with_suffix(".proof"), path.with_suffix(".proof"))
+    assert verify.main([str(path)]) == 1
+    printed = capsys.readouterr().out
+    assert "differs" in printed
+    assert where in printed
+
+
+def test_int8_is_the_file_itself(export_of, tmp_path):
+    """Its bounds are too wide to find another scale."""
+    path, _ = export_of("int8")
+    model = onnx.load(path)
+    weights = {tensor.name for tensor in model.graph.initializer}
+    node = next(node for node in model.graph.node if node.op_type == "DequantizeLinear" and node.input[0] in weights)
+    set_value(model, node.input[1], lambda scale: scale * np.float32(1.1))
+    onnx.save(model, tmp_path / path.name)
+    shutil.copy(path.with_suffix(".proof"), tmp_path)
+    same, said = verify.verify(tmp_path / path.name)
+    assert not same
+    assert "another than was exported" in said
+
+
+def test_other_engines_are_reached_by_a_function(program):
+    engine = runtime.open_onnxruntime(program, more=verify.Proof(program.with_suffix(".proof")).inner)
+
+    def run(batch, names):
+        assert [*names] == engine.outputs
+        return dict(zip(names, engine.run(batch)))
+
+    assert verify.verify(program, run=run)[0]
+    same, text = verify.verify(program, run=lambda *args: {k: v.astype(np.float16) for k, v in run(*args).items()})
+    assert not same
+    assert "ask it for float32" in text
+
+
+def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
+    path, proof = tmp_path / "program.onnx", tmp_path / "program.proof"
+
+    def told(stream="err"):
+        assert verify.main([str(path)]) == (2 if stream == "err" else 1)
+        (line,) = getattr(capsys.readouterr(), stream).splitlines()
+        return line
+
+    assert "got no program" in told()
+    shutil.copy(program, path)
+    assert "export the program again" in told()
+    whole = program.with_suffix(".proof").read_bytes()
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    np.savez(tmp_path / "other.npz", index=np.array("[1, 2]"))
+    foreign = [(tmp_path / name).read_bytes() for name in ("array.npy", "other.npz")]
+    for content in (whole[: len(whole) // 2], b"", b"no zip", whole[:5000] + bytes(100) + whole[5100:], *foreign):
+        proof.write_bytes(content)
+        assert "it is cut" in told()
+    proof.write_bytes(whole)
+    for content in (path.read_bytes()[:-1000], b"", export_of("photos")[0].read_bytes()):
+        path.write_bytes(content)
+        line = told("out")
+        assert "differs" in line
+        assert "another than was exported" in line
+    model = onnx.load(program)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = 32
+    onnx.save(model, path)
+    assert "differs: the engine fails on float32 [1, 3, 128, 107]" in told("out")
+
+
+def test_an_engine_that_lacks_an_op(program, tmp_path, capsys):
+    """The file is as it was exported: that is told from a cut one."""
+    path = tmp_path / "program.onnx"
+    model = onnx.load(program)
+    model.graph.node[first("Softmax", 0)(model)].op_type = "Softermax"
+    onnx.save(model, path)
+    with np.load(program.with_suffix(".proof")) as file:
+        arrays = dict(file)
+    index = json.loads(str(arrays["index"]))
+    arrays["index"] = np.array(json.dumps(index | {"checksum": verify.checksum_of(path)}))
+    with path.with_suffix(".proof").open("wb") as file:
+        np.savez(file, **arrays)
+    assert verify.main([str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is as it was exported, but onnxruntime cannot run it" in line
+    assert "Softermax" in line
+
+
+DAMAGES = {
+    "no photos": lambda index, arrays: index.update(photos=0),
+    "a photo in float": lambda index, arrays: arrays.update(photo0=arrays["photo0"] / 2),
+    "no limits": lambda index, arrays: index.update(limits={}),
+    "bounds that are NaN": lambda index, arrays: index["bounds"].update(own=[float("nan")] * len(index["blocks"])),
+    "a bound too few": lambda index, arrays: index["bounds"]["half"].pop(),
+    "a block too few": lambda index, arrays: index["blocks"].pop(),
+    "another precision": lambda index, arrays: index.update(precision="float8"),
+    "places outside": lambda index, arrays: arrays.update(at0=arrays["at0"] + 10**9),
+    "values that are NaN": lambda index, arrays: arrays.update(values0=arrays["values0"] * np.float32("nan")),
+    "no values": lambda index, arrays: arrays.pop("values1"),
+    "nothing found": lambda index, arrays: arrays.pop("semantic0"),
+    "another size": lambda index, arrays: arrays.update(semantic0=arrays["semantic0"][1:]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_proof_is_not_an_answer(program, tmp_path, damage, capsys):
+    path = tmp_path / "program.onnx"
+    shutil.copy(program, path)
+    with np.load(program.with_suffix(".proof")) as file:
+        arrays = dict(file)
+    index = json.loads(str(arrays["index"]))
+    DAMAGES[damage](index, arrays)
+    arrays["index"] = np.array(json.dumps(index))
+    with path.with_suffix(".proof").open("wb") as file:
+        np.savez(file, **arrays)
+    assert verify.main([str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "program.proof: it is cut, or no proof" in line
+
+
+def test_two_copied_files_need_neither_torch_nor_the_package(program, tmp_path):
+    for module in (runtime, verify):
+        shutil.copy(module.__file__, tmp_path)
+    code = (
+        "import sys, runpy; sys.modules.update(dict.fromkeys(['torch', 'vitdense', 'mmengine']))\n"
+        "sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); runpy.run_path('verify.py', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, "verify.py", str(program)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ": same: " in done.stdout
+
+
+def test_the_command_without_mm():
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['mmengine', 'torch']));"
+        "from vitdense.__main__ import main; sys.exit(main(['verify', 'no.onnx']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: no.onnx: got no program")
+
+
+def test_objects_are_in_the_pixels_of_a_photo_that_is_resized(tmp_path):
+    """Also for a program that takes photos, whose boxes need no scale."""
+    cfg = load_config("rfdetr_nano_shapes")
+    torch.manual_seed(0)
+    meta = {"dataset_meta": {"classes": CLASSES}}
+    torch.save({"meta": meta, "state_dict": build_model(cfg).state_dict()}, tmp_path / "a.pth")
+    predictor = Predictor(cfg, str(tmp_path / "a.pth"))
+    photo = np.random.default_rng(0).integers(0, 256, (90, 250, 3), np.uint8)
+    want, part = predictor(photo, score_thr=0.0), Part("", predictor, False, "", "float32")
+    (sample,) = of_photos([photo], predictor, part.about, preprocessing=False)
+    assert sample.image.shape[2:] != sample.size
+    fix(predictor.model)
+    found = _computed(part.task, sample, part).found
+    np.testing.assert_allclose(found.boxes, want.boxes, atol=0.1)
