@@ -18,7 +18,7 @@ from vitdense.files import atomic_write, read_text
 from vitdense.flops import count, macs, num_params
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model_index import SHAPES, figures, recipes, shape_of
+from vitdense.mm.config.model_index import SHAPES, recipes, shape_of
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs/model-zoo.md"
@@ -50,6 +50,16 @@ def count_recipe(recipe: Mapping[str, Any]) -> str:
         model = build_model(load_config(REPO / recipe["Config"])).eval()
     rows = count(model, shape_of(recipe))
     return f"{sum(row.params for row in rows) / 1e6:.1f} M, {sum(row.macs for row in rows) / 1e9:.1f} G"
+
+
+def figures(recipe: Mapping[str, Any]) -> str:
+    """What was published for a recipe: AP of boxes / masks, or mIoU; empty if nothing."""
+    found = {name: value for part in recipe.get("Results", ()) for name, value in part["Metrics"].items()}
+    if "mask AP" in found:
+        return f"{found.get('box AP', '-')} / {found['mask AP']}"
+    if "mIoU(ms+flip)" in found:
+        return f"{found.get('mIoU', '-')}; {found['mIoU(ms+flip)']}"
+    return str(next(iter(found.values()), ""))
 
 
 def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[str, Any]], str]) -> dict[str, str]:

@@ -91,14 +91,8 @@ def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
 def _named(
     name: str, row: Model, strides: list[int], any_patch: bool
 ) -> tuple[dict[str, Any], list[int], dict[str, Any] | None, int]:
-    """The config of a backbone of the model table, the channels of its maps, the config of the pyramid that a plain
-    ViT needs, and its patch in pixels, the stride of its first map.
-
-    Args:
-        name, row: Of the model table.
-        strides: Of the maps that the neck or the heads expect.
-        any_patch: The heads take maps of any stride, as heads of segmentors do, so that a ViT may have any patch size.
-    """
+    """The config of a backbone by name, its channels, the pyramid that a plain ViT needs, and the stride of its first
+    map. `strides` are what the rest of the model expects; `any_patch`: it takes any, as segmentors do."""
     kind = backbone_class(row.family)
     with torch.device("meta"):
         trunk = kind(row.arch, **row.options)
@@ -128,7 +122,6 @@ def _named(
 
 
 def _not_default(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that differ from the defaults of a class."""
     defaults = arguments(kind)
     return {key: value for key, value in options.items() if value != defaults[key]}
 

@@ -203,7 +203,7 @@ def describe(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _joined(keys: Sequence[str]) -> list[str]:
-    """Dotted keys of as many parts as one, if they differ in one part alone."""
+    """Keys as one, ``{train,val}_dataloader.batch_size``, if they differ in one part."""
     parts = [
         list(dict.fromkeys(part))
         for part in zip(*(re.split(r"(?<=^train)_|(?<=^val)_|(?<=^test)_|\.", key) for key in keys))

@@ -26,42 +26,37 @@ def build_model(cfg: Config) -> nn.Module:
 
 @contextmanager
 def explained(cfg: Config) -> Iterator[None]:
-    """Errors of mm's builders as one line: no class has the name of a `type`, or it does not take its arguments.
-
-    The builders have no errors of their own for it, so that their text tells.
+    """Errors of mm's builders, which are known by their texts, as one line with the keys of the config.
 
     Raises:
-        ConfigError: Such an error.
+        ConfigError: No class has the name of a `type`, or it does not take its arguments.
     """
     try:
         yield
     except (KeyError, TypeError) as error:
         text = " ".join(str(error.args[0] if error.args else error).split())
-        absent = re.match(r"(\S+) is not in the \w+::(.+?) registry", text)
-        taken = re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
-        name = (absent or taken or [None, None])[1]
-        keys = [
-            key.rpartition(".type")[0] or key
-            for key, value in flat(cfg.to_dict()).items()
-            if name and key.endswith("type") and str(value).split(".")[-1] == name.split(".")[-1]
-        ]
+        absent = re.match(r"(\S+) is not in the \w+::.+? registry", text)
+        found = absent or re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
+        named = flat(cfg.to_dict()).items() if found else ()
+        keys = [key for key, value in named if key.endswith("type") and _last(value) == _last(found[1])]
         if not keys:
             raise
-        if not absent:
-            raise ConfigError(f"{', '.join(keys)}: {text}") from error
-        raise unknown_type(", ".join(keys), name, cfg) from error
+        where = ", ".join(key.rpartition(".type")[0] or key for key in keys)
+        raise (unknown_type(where, found[1], cfg) if absent else ConfigError(f"{where}: {text}")) from error
+
+
+def _last(name: object) -> str:
+    return str(name).rpartition(".")[2]
 
 
 def unknown_type(where: str, name: str, cfg: Config, roots: Sequence[Registry] = REGISTRIES) -> ConfigError:
     """The error that no class has the name of a `type`, with the nearest name of the registries `roots`."""
-    near = difflib.get_close_matches(str(name), _type_names(cfg, roots), n=1)
-    hint = f"did you mean {near[0]}?" if near else "a class of one's own is registered by custom_imports"
-    return ConfigError(f"{where}: no class is registered as {name!r}; {hint}")
-
-
-def _type_names(cfg: Config, roots: Sequence[Registry]) -> Iterator[str]:
-    """Every name that a `type` of a config may have."""
+    names: set[str] = set()
     for root in roots:
         with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:
-            yield from {**root.module_dict, **scoped.module_dict}
-        yield from (f"{scope}.{name}" for scope, child in root.children.items() for name in child.module_dict)
+            names.update(root.module_dict, scoped.module_dict)
+        for scope, child in root.children.items():
+            names.update(f"{scope}.{kind}" for kind in child.module_dict)
+    near = difflib.get_close_matches(str(name), sorted(names), n=1)
+    hint = f"did you mean {near[0]}?" if near else "a class of one's own is registered by custom_imports"
+    return ConfigError(f"{where}: no class is registered as {name!r}; {hint}")

@@ -74,7 +74,6 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 
 
 def _read_by_name(node: dict, kind: type | None) -> None:
-    """Replace a type of `BY_NAME` by the type of ours."""
     if kind is not None and (ours := BY_NAME.get(f"{kind.__module__}.{kind.__name__}")):
         node["type"] = ours
 
@@ -86,10 +85,8 @@ def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
 
 
 def model_classes(cfg: Config) -> tuple[str, ...] | None:
-    """Class names of the model, in the order of its labels: of the training data, else of the other data.
-
-    Of several data sets of one type those of all, each once: those that the config states, else those of their files.
-    """
+    """Class names of the model, in the order of its labels: the classes of all data sets of the training, without
+    duplicates, else of the other data."""
     deciding, kind = _deciding(cfg)
     if len(deciding) == 1:
         return dataset_classes(deciding[0], kind) if kind else None
@@ -117,12 +114,11 @@ def lacks_classes(cfg: Config) -> bool:
 
 
 def _things(dataset: dict, kind: type) -> Sequence[str] | None:
-    """Names of the things of panoptic data."""
     return (dataset.get("metainfo") or kind.METAINFO).get("thing_classes")
 
 
 def _deciding(cfg: Config) -> tuple[list[dict], type | None]:
-    """The data sets that decide, which are of one split and type, and their class."""
+    """The data sets that decide the classes, of one split and type, and their class."""
     leaves = _data_sets(cfg)
     alike = [leaf for leaf in leaves if leaf[1]["type"] == leaves[0][1]["type"]]
     # The training file may be on another machine.
@@ -143,14 +139,8 @@ def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
 
 
 def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) -> None:
-    """Give a data set the classes of the model, in their order. Where it cannot have them, the checks say so.
-
-    Args:
-        dataset: The config of the data set, changed in place.
-        kind: Its class.
-        classes: Of the model.
-        decides: Whether the data set has the type of the data whose classes the model has.
-    """
+    """Give a data set the classes of the model, in their order; the checks say where it cannot have them. `decides`:
+    the model has the classes of data of this type."""
     given, own = dict(dataset.get("metainfo") or {}), dataset_classes(dataset, kind)
     if "classes" in given:
         if own != classes and (not set(own) <= set(classes) or numbers_by_file(kind)):
@@ -212,7 +202,6 @@ def follows(head: dict, cfg: Config) -> bool:
 
 
 def _set_heads(cfg: Config, number: int, things: int | None) -> None:
-    """Set the number of classes of heads that follow the data; the numbers of things and of stuff of panoptic heads."""
     for _, head in class_heads(cfg.get("model")):
         if {"num_classes"} <= _options(head, cfg) and follows(head, cfg):
             head["num_classes"] = number
@@ -223,7 +212,6 @@ def _set_heads(cfg: Config, number: int, things: int | None) -> None:
 
 
 def _options(head: dict, cfg: Config) -> set[str]:
-    """Arguments of the class of a part of the model."""
     kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
     return set(arguments(kind) or ()) if kind is not None else set()
 

@@ -124,16 +124,6 @@ def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
     )
 
 
-def figures(recipe: Mapping[str, Any]) -> str:
-    """What was published for a recipe: AP of boxes / masks, or mIoU; empty if nothing."""
-    found = {name: value for part in recipe.get("Results", ()) for name, value in part["Metrics"].items()}
-    if "mask AP" in found:
-        return f"{found.get('box AP', '-')} / {found['mask AP']}"
-    if "mIoU(ms+flip)" in found:
-        return f"{found.get('mIoU', '-')}; {found['mIoU(ms+flip)']}"
-    return str(next(iter(found.values()), ""))
-
-
 def _read(text: str) -> Iterator[Published]:
     """The models of all indices that have this text."""
     files = [("vitdense", INDEX)]

@@ -24,6 +24,11 @@ TOP_LEVEL = set(arguments(Runner)) - {"cfg", "data_preprocessor"} | {
 }
 DATALOADER = set(arguments(DataLoader)) | {"num_batch_per_epoch", "disable_subprocess_warning"}
 LOOP = {"type", "by_epoch", "val_begin", "val_interval", "dynamic_intervals", "fp16", *LENGTHS}
+PLACES = {  # dicts without a type, and their keys
+    **{"": TOP_LEVEL, "settings": SETTINGS},
+    **{f"{split}_dataloader": DATALOADER for split in SPLITS},
+    **{f"{split}_cfg": LOOP for split in SPLITS},
+}
 # Keys that the builders of mmengine and mmcv take out before they call the constructor of a `type`.
 BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {
     *("convert_to_iter_based", "_scope_", "_delete_")
@@ -124,11 +129,6 @@ def _is_setting(key: str) -> bool:
 
 
 def _merge(cfg: Config, options: Mapping[str, Any]) -> None:
-    """Override values of a config, in place.
-
-    Raises:
-        ConfigError: A key is unknown, or names a variable that other values were computed from.
-    """
     # A new type first: it decides which other keys there are.
     for key in sorted(options, key=lambda key: not key.endswith(".type")):
         _check_key(cfg, key, options[key])
@@ -136,7 +136,6 @@ def _merge(cfg: Config, options: Mapping[str, Any]) -> None:
 
 
 def _check_key(cfg: Config, key: str, value: Any) -> None:
-    """Raise unless there is something of this kind at a dotted key, or it may be added there."""
     first = key.partition(".")[0]
     if first in cfg and first not in TOP_LEVEL:
         raise ConfigError(
@@ -206,14 +205,8 @@ def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, res
 
 def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
     """The keys that a dict of a config may have; None if it may have any."""
-    if not where:
-        return TOP_LEVEL
-    if where == "settings":
-        return SETTINGS
-    if where.endswith("_dataloader"):
-        return DATALOADER
-    if where in ("train_cfg", "val_cfg", "test_cfg"):
-        return LOOP
+    if where in PLACES:
+        return PLACES[where]
     if "type" not in node or where.endswith("init_cfg"):
         return None
     kinds = [kind for kind in (find_class(root, node["type"], cfg) for root in REGISTRIES) if inspect.isclass(kind)]

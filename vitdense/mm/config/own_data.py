@@ -157,7 +157,6 @@ def _annotated(args: argparse.Namespace) -> Data:
 
 
 def _check_folder(option: str, folder: Path, name: str) -> None:
-    """Raise if an image is not where it should be, but in a folder below."""
     if (folder / name).exists() or Path(name).is_absolute():
         return
     if below := next(folder.rglob(glob.escape(name)), None):
@@ -166,7 +165,6 @@ def _check_folder(option: str, folder: Path, name: str) -> None:
 
 
 def _label_maps(args: argparse.Namespace) -> Data:
-    """Look at the folders."""
     classes, splits = _class_names(args.classes), {"train": "", "val": "val_"}
     folders = {split: (vars(args)[f"{key}images"], vars(args)[f"{key}labels"]) for split, key in splits.items()}
     for folder in (*folders["train"], *folders["val"]):
@@ -196,7 +194,6 @@ def describe(task: str, names: Sequence[str], train: Sized, val: Sized) -> str:
 
 
 def _short_side(sizes: Sequence[tuple[int, int]]) -> int:
-    """The median of the shorter sides."""
     return round(statistics.median(map(min, sizes)))
 
 
@@ -234,7 +231,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     """The text of a config.
 
     Raises:
-        ConfigError: There is no such backbone or base config, they do not fit, or the recipes are not on this disk.
+        ConfigError: There is no such backbone or base config, or they do not fit.
     """
     if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
         raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
@@ -340,15 +337,12 @@ def _replacing(cfg: Config, split: str, own: str | None) -> dict[str, Any]:
 
 
 def _recipe(args: argparse.Namespace) -> Path:
-    """The recipe of the method, or of the head."""
     if args.task == "panoptic":
-        name = PANOPTIC
-    elif args.task == "detection":
-        labels = vars(args).get("labels")
-        name = labels.recipe if labels else DETECTORS[args.method, args.boxes]
-    else:
-        name = SEGMENTORS[args.head or "upernet"]
-    return find_config(name)
+        return find_config(PANOPTIC)
+    if args.task == "segmentation":
+        return find_config(SEGMENTORS[args.head or "upernet"])
+    labels = vars(args).get("labels")
+    return find_config(labels.recipe if labels else DETECTORS[args.method, args.boxes])
 
 
 def _check_base(cfg: Config, args: argparse.Namespace) -> None:

@@ -39,11 +39,7 @@ FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and
 
 
 def check_settings(cfg: Config) -> None:
-    """Raise unless ``cfg.settings`` are known, and of the right kind.
-
-    Raises:
-        ConfigError: A name or a logger is unknown, or a length or size is not a positive int.
-    """
+    """Raise a ConfigError unless ``cfg.settings`` are known, and of the right kind."""
     for name, value in cfg.get("settings", {}).items():
         if name not in SETTINGS:
             raise ConfigError(f"settings: got {name}, expected one of {', '.join(SETTINGS)}")
@@ -58,11 +54,7 @@ def check_settings(cfg: Config) -> None:
 
 
 def check_kept(cfg: Config) -> None:
-    """Raise unless every setting still holds, after the user's own options.
-
-    Raises:
-        ConfigError: An option undid one.
-    """
+    """Raise a ConfigError unless every setting still holds, after the user's own options."""
     settings = cfg.get("settings", {})
     for name in LENGTHS:
         if name in settings and cfg.get("train_cfg") and cfg.train_cfg.get(name) != settings[name]:
