@@ -22,7 +22,7 @@ def steps(cfg, split="train"):
     return {step.type: step for step in cfg[f"{split}_dataloader"].dataset.pipeline}
 
 
-@pytest.mark.parametrize("epochs", range(2, 13))
+@pytest.mark.parametrize("epochs", [2, 7, 12])
 def test_schedule_in_epochs_follows_max_epochs(epochs):
     cfg = load_config("cascade_swin_t_coco", {"settings.max_epochs": epochs})
     warmup, drops = cfg.param_scheduler
@@ -135,7 +135,7 @@ def test_every_time_follows_the_length(tmp_path, epochs, times):
     assert list(schedule(cfg)) == []  # nothing to say of what we did
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, 12])
+@pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_mvitv2_t_coco", "atss_swin_t_coco"])
 def test_a_short_run_of_a_recipe_gives_no_warning(name, epochs):
     cfg = load_config(name, {"settings.max_epochs": epochs})
