@@ -1,7 +1,7 @@
 """Published detectors and segmentors, by name.
 
 The names are those of model indices in OpenMMLab's format, ``metafile.yml``: those that the installed mmdet and mmseg
-carry, and configs/metafile.yml, whose recipes take the files of the models' authors.
+carry, and ours in configs/, whose recipes take the files of the models' authors.
 """
 
 import argparse
@@ -126,7 +126,7 @@ def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
 
 def _read(text: str) -> Iterator[Published]:
     """The models of all indices that have this text."""
-    files = [("vitdense", INDEX)]
+    files = [("vitdense", file) for file in (INDEX, *sorted(CONFIGS.glob("extensions/*/metafile.yml")))]
     for package in ("mmdet", "mmseg"):
         if spec := find_spec(package):
             found = sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml"))
