@@ -1,4 +1,4 @@
-"""Memory of a GPU in training with `--shard`, counted on the meta device: the table of docs/many-gpus.md."""
+"""Memory of a GPU in training with `--shard`, counted on the meta device: the table of docs/extensions/shard.md."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

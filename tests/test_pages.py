@@ -78,7 +78,7 @@ NOT_RUN = {
     r"vitdense ops ": "changes the environment; tests/ops/test_environment.py",
     r"--device cuda": "needs a GPU",
     r"--deploy": "takes minutes; tests/scripts/test_deploy.py",
-    r"--shard": "needs several processes; tests/mm/train/test_shard.py",
+    r"--shard": "needs several processes; tests/extensions/shard/test_shard.py",
     r"distill_deit_s": "its teacher has 84 M parameters; tests/research/pretraining/test_classifier.py",
     r"convert dinov3_vits16_pretrain": "the file is behind a form; tests/tools/test_convert_tool.py",
     r"convert swin_tiny .*--verify": "downloads; tests/tools/test_convert_tool.py",

@@ -49,7 +49,7 @@ def main() -> None:
     parser.apart("--resume", "--overwrite", "--fresh")
     # The config that a training saved has what these said.
     parser.apart(
-        *("--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr", "--shard"),
+        *("--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr"),
         "--print-config",
     )
     parser.sets("--resume", "resume", "load_from")

@@ -102,15 +102,7 @@ class AtomicLocalBackend(LocalBackend):
             scratch.write_bytes(obj)
 
 
-class NowhereBackend(LocalBackend):
-    """Of processes that take part in a save and write nothing."""
-
-    def put(self, obj: bytes, filepath: str | Path) -> None:
-        pass
-
-
 register_backend("vitdense.atomic", AtomicLocalBackend)
-register_backend("vitdense.nowhere", NowhereBackend)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -52,7 +52,7 @@ SHARED = {
     ),
 }
 OF_TRAININGS = (
-    ({"amp": "bfloat16", "auto_scale_lr": True, "shard": True, "fresh": ["head"]}, OPTIONS),
+    ({"amp": "bfloat16", "auto_scale_lr": True, "fresh": ["head"]}, OPTIONS),
     ({"amp": "float16", "resume": "a.pth"}, {}),
 )
 OF_TESTS = (
@@ -73,7 +73,7 @@ def recorded():
             load.completed(cfg, Asked(options), changes)
             built(cfg, asked, PREDICTING, changes)
         else:
-            load.completed(cfg, Asked(options, launcher="pytorch" if asked.shard else "none"), changes)
+            load.completed(cfg, Asked(options), changes)
             if asked.auto_scale_lr:
                 cfg.auto_scale_lr = {"base_batch_size": 16}
             command = (*TRAINING, *STARTING) if name == "train" else TESTING

@@ -26,8 +26,8 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.processes import StopSignal
 from vitdense.mm.train import launch
 from vitdense.mm.train.curves import read_scalars
+from vitdense.mm.train.guards import StepError
 from vitdense.mm.train.hooks import check_whole
-from vitdense.mm.train.runner import StepError
 from vitdense.mm.work_folder import WorkFolder
 
 pytestmark = pytest.mark.long
@@ -379,6 +379,18 @@ def test_a_stop_in_a_validation_and_the_resumed_run_makes_that_validation(make, 
     values, others = (runner.model.state_dict() for runner in (want["runner"], got["runner"]))
     assert all(torch.equal(x, others[key]) for key, x in values.items())
     assert [p.name for p in Path("work").glob("best_*")] == [p.name for p in Path("whole").glob("best_*")]
+
+
+def test_early_stopping_between_checkpoints_saves_one(make):
+    stop = dict(type="EarlyStoppingHook", monitor="mIoU", min_delta=1000, patience=2)
+    launch.train(
+        make(
+            **{"train_cfg.val_interval": 1, "default_hooks.checkpoint.interval": 100, "default_hooks.stop": stop},
+        )
+    )
+    assert checkpoints() == ["iter_3.pth"]
+    assert WorkFolder("work").latest == Path("work/iter_3.pth")
+    assert read_checkpoint("work/iter_3.pth")["meta"]["iter"] == 3
 
 
 def test_the_best_checkpoint_of_accumulated_steps_lacks_no_gradients(make):

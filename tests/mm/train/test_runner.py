@@ -112,7 +112,7 @@ def scale_lr(make):
     assert wrapper.base_param_settings["lr"] == pytest.approx(0.1)
 
 
-def call_hook(make):
+def register_hooks(make):
     """A step is made from gradients that are not finite; early stopping forgets what it counted."""
     runner = make(values=(1.0, np.nan))
     runner.train()
@@ -128,11 +128,11 @@ def train(make):
 
 
 def save_checkpoint(make):
-    """Gradients that accumulate are in no checkpoint; and the main process alone saves, where shards need all."""
+    """Gradients that accumulate are in no checkpoint; and the main process alone saves."""
     runner = make(wrapper={"accumulative_counts": 2})
     runner.train()
     assert not any("grad" in key for key in runner.optim_wrapper.state_dict())
-    assert MMENGINE.save_checkpoint.__wrapped__  # by a decorator, which `_save` leaves out
+    assert MMENGINE.save_checkpoint.__wrapped__  # by a decorator, which shards leave out
 
 
 def resume(make):
@@ -143,7 +143,7 @@ def resume(make):
 
 
 REPAIRED = (
-    *(dump_config, build_logger, wrap_model, build_dataloader, build_evaluator, scale_lr, call_hook, train),
+    *(dump_config, build_logger, wrap_model, build_dataloader, build_evaluator, scale_lr, register_hooks, train),
     *(save_checkpoint, resume),
 )
 

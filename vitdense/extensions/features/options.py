@@ -20,7 +20,7 @@ def add_options(parser: "Parser") -> None:
     add("--cache-features", nargs="?", const="work_dirs/features", metavar="DIR", help=text)
     add("--views", type=whole_number, metavar="K", help=f"augmentations of an image, in turn; default {VIEWS}")
     add("--cache-dtype", choices=("float16", "float32"), default="float16", help="of the maps on disk")
-    parser.apart("--cache-features", "--shard", "--print-config")
+    parser.apart("--cache-features", "--print-config")
     parser.need("--views", "--cache-features")
     parser.need("--cache-dtype", "--cache-features")
     parser.sets("--cache-features", "default_hooks.features")

@@ -113,12 +113,6 @@ class Asked:
     auto_scale_lr: bool = option(
         "train", False, action="store_true", help="scale the learning rate to the total batch size"
     )
-    shard: bool = option(
-        "train",
-        False,
-        action="store_true",
-        help="keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models",
-    )
     tta: bool = option("test", False, action="store_true", help="test-time augmentation as in the config")
 
     @classmethod

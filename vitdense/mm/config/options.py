@@ -20,7 +20,7 @@ from vitdense.mm.errors import ConfigError
 # What mmengine's runner and this package read at the top level of a config. Anything else is a variable.
 TOP_LEVEL = set(arguments(Runner)) - {"cfg", "data_preprocessor"} | {
     *("settings", "data_root", "tta_model", "tta_pipeline", "custom_imports", "launcher"),
-    *("find_unused_parameters", "model_wrapper_cfg", "sync_bn", "shard", "compile", "activation_checkpointing"),
+    *("find_unused_parameters", "model_wrapper_cfg", "sync_bn", "runner_type", "compile", "activation_checkpointing"),
 }
 DATALOADER = set(arguments(DataLoader)) | {"num_batch_per_epoch", "disable_subprocess_warning"}
 LOOP = {"type", "by_epoch", "val_begin", "val_interval", "dynamic_intervals", "fp16", *LENGTHS}

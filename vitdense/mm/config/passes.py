@@ -44,7 +44,6 @@ TRAINING = (
     Pass("work folder of a training", start.check_folder),
     Pass("--amp", run.train_in),
     Pass("--auto-scale-lr", run.scale_rate),
-    Pass("--shard", run.shard),
     Pass("log of a short run", run.log_short_runs),
     Pass("optim_wrapper.accumulative_counts", run.save_whole_steps),
     Pass("names of checkpoints", run.check_saves),

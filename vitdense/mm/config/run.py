@@ -116,17 +116,6 @@ def scale_rate(cfg: Config, asked: Asked) -> None:
         cfg.merge_from_dict({"auto_scale_lr.enable": True})
 
 
-def shard(cfg: Config, asked: Asked) -> None:
-    """Parameters in parts over the processes, for `Runner`."""
-    cfg.pop("shard", None)  # of the run whose config this is
-    if asked.shard:
-        if cfg.launcher == "none":
-            raise ConfigError(
-                "--shard: got one process, expected several: torchrun --nproc-per-node N -m vitdense train ..."
-            )
-        cfg.shard = True
-
-
 def log_short_runs(cfg: Config, asked: Asked) -> None:
     """Every iteration of a run that is shorter than the interval of the log, and the last one of every epoch."""
     logger = (cfg.get("default_hooks") or {}).get("logger")

@@ -81,7 +81,6 @@ def load_tested(cfg: Config, asked: Asked) -> None:
     """
     if asked.exported and (asked.tta or asked.inference.tiles or asked.inference.amp != "float32"):
         raise ConfigError(f"{asked.exported}: got --tta, --tiles or --amp too, expected none with an exported file")
-    cfg.pop("shard", None)
     cfg.load_from, cfg.resume = None if asked.exported else asked.checkpoint, False
     _load_everything(cfg)
 

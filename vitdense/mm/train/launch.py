@@ -10,6 +10,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.logging import print_log
+from mmengine.utils import get_object_from_string
 
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.checks import check
@@ -81,7 +82,11 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
     with WorkFolder(cfg.work_dir).hold():
-        runner = _runner(cfg)
+        name = cfg.get("runner_type", "vitdense.mm.train.runner.Runner")  # mmengine's key
+        kind = get_object_from_string(name)
+        if kind is None or not issubclass(kind, Runner):
+            raise ConfigError(f"runner_type: got {name}, expected the dotted path of a class that is a {Runner}")
+        runner = _runner(cfg, kind=kind)
         runner.kept, runner.overwrites = kept, overwrite
         runner.train()
 
@@ -133,10 +138,10 @@ def test(  # no test of pytest
     return metrics
 
 
-def _runner(cfg: Config, asked: Asked = Asked()) -> Runner:  # noqa: B008 -- frozen
+def _runner(cfg: Config, asked: Asked = Asked(), kind: type[Runner] = Runner) -> Runner:  # noqa: B008 -- frozen
     """Build the runner, and log which ops are in use. Its config, which checkpoints have, is the saved one."""
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
-    runner = Runner.from_cfg(built(cfg, asked))
+    runner = kind.from_cfg(built(cfg, asked))
     runner.cfg = copy.deepcopy(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))

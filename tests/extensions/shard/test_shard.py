@@ -22,9 +22,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad_norm_
 
 from vitdense.checkpoint.load import load_pretrained
+from vitdense.extensions.shard.shard import is_finite, save_parts, shard
 from vitdense.mm.checkpoints import read_parts
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.shard import is_finite, save_parts, shard
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 LORA = {"type": "lora", "targets": ("qkv", "proj")}

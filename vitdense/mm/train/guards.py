@@ -1,0 +1,261 @@
+"""Hooks of every training of ours: no step is made from what is not finite, and nothing that was made is lost."""
+
+import math
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from mmengine.device import get_device
+from mmengine.dist import all_reduce, get_rank, is_distributed, is_main_process
+from mmengine.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook
+from mmengine.optim import OptimWrapper
+from mmengine.runner import EpochBasedTrainLoop
+from torch import Tensor
+
+import vitdense
+from vitdense.mm.checks import dry_step
+from vitdense.mm.data.continued import ContinuedLoader
+from vitdense.mm.data.seeded import seed_everything
+from vitdense.mm.errors import ConfigError, join_some
+from vitdense.mm.guard import unwrapped
+from vitdense.mm.processes import StopSignal, handling_stops, mean_of_processes
+from vitdense.mm.train.resume import check_steps, place_in, take_raw_weights
+from vitdense.mm.work_folder import WorkFolder
+
+OF_STOPPING = ("wait_count", "best_score")  # the state of mmengine's early stopping, which has no `state_dict`
+
+
+class StepError(ConfigError):
+    """A step of a training that would have made the weights NaN or infinite. It was not made."""
+
+
+class TriedValidation(Hook):
+    """Predict and score one image of the validation before the first step, so that no epoch is lost for its faults."""
+
+    priority = "HIGHEST"
+
+    def before_train(self, runner) -> None:
+        if runner.val_loop is None:
+            return
+        try:
+            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
+        except ConfigError as error:
+            runner.logger.debug("the validation of one image failed", exc_info=error.__cause__)
+            raise
+
+
+class MeanLosses(Hook):
+    """Log the losses of all processes, not those of the main one."""
+
+    priority = "HIGHEST"
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        if is_distributed():
+            outputs.update(mean_of_processes(outputs))
+
+
+class StepGuard(Hook):
+    """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite.
+
+    mmengine removes an older checkpoint, or the best, before it saves; so the checks precede its hooks.
+    """
+
+    priority = "HIGHEST"
+
+    def before_train(self, runner) -> None:
+        if isinstance(runner.optim_wrapper, OptimWrapper):  # several are a project's own
+            # Under AMP, it checks the steps that the scaler lets pass.
+            runner.optim_wrapper.optimizer.register_step_pre_hook(lambda optimizer, *_: self._check(runner, optimizer))
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        runner.batch, runner.in_step = data_batch, True
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook) and not hook.by_epoch]
+        if any(h.every_n_train_iters(runner, h.interval, h.save_begin) or h.is_last_train_iter(runner) for h in hooks):
+            self._check_finite(runner)
+        if runner.made % runner.accumulated == 0:
+            runner.begin()
+
+    def after_train_epoch(self, runner) -> None:
+        self._check_finite(runner)
+
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        self._check_finite(runner)
+
+    def _check(self, runner, optimizer: torch.optim.Optimizer) -> None:
+        """After DDP's mean, all processes find the same."""
+        parameters = (x for group in optimizer.param_groups for x in group["params"])
+        gradients = [x.grad for x in parameters if x.grad is not None]
+        if gradients and not runner.are_finite(gradients):
+            refuse(runner, "the gradients are not finite")
+
+    def _check_finite(self, runner) -> None:
+        model = unwrapped(runner.model)
+        wrong = [name for name, x in model.state_dict().items() if isinstance(x, Tensor) and not runner.is_finite(x)]
+        loss = runner.message_hub.log_scalars.get("train/loss")
+        if wrong or (loss is not None and not math.isfinite(loss.current())):
+            raise StepError(
+                f"iteration {runner.made}: not finite: {join_some(wrong or ['the loss'])}; so no checkpoint is "
+                f"saved, and the older ones stay. Resume from one of them, with a smaller learning rate"
+            )
+
+
+def refuse(runner: Any, reason: str, has_losses: bool = True) -> None:
+    """Raise a StepError, after a look at the losses of the iteration once more."""
+    model = unwrapped(runner.model)
+    seed_everything(runner.seed, get_rank(), runner.iter)  # as ReproducibleHook
+    with torch.no_grad():
+        losses = model(**model.data_preprocessor(runner.batch, True), mode="loss") if has_losses else {}
+        values = model.parse_losses(losses)[1] if losses else {}
+    before = "" if all(runner.is_finite(x) for x in model.parameters()) else "The weights were not finite before it. "
+    names = [getattr(sample, "img_path", "?") for sample in runner.batch.get("data_samples") or ()]
+    listed = ", ".join(f"{name} {float(value):.4g}" for name, value in values.items())
+    raise StepError(
+        f"iteration {runner.made}: {reason}, so the step is not made; checkpoints are as they were. "
+        f"Losses: {listed or 'none, they need a matching'}. Images: {join_some(names)}. {before}Most often the "
+        f"learning rate is too high, or gradients are not clipped (optim_wrapper.clip_grad.max_norm)"
+    )
+
+
+class PlaceHook(Hook):
+    """Save and resume the place in the data, the last validation, and the states of hooks."""
+
+    priority = "HIGHEST"  # the states precede what CheckpointHook saves
+
+    def before_train_epoch(self, runner) -> None:
+        runner.epoch_begin = runner.epoch, runner.iter - getattr(runner.train_loop.dataloader, "seen", 0)
+
+    def after_train_epoch(self, runner) -> None:
+        if isinstance(loader := runner.train_dataloader, ContinuedLoader):
+            runner.train_loop.dataloader = loader.loader  # whose workers hooks restart, to switch the pipeline
+
+    def after_val_epoch(self, runner, metrics=None) -> None:
+        runner.in_validation, runner.validated = False, runner.iter
+
+    def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
+        meta = checkpoint["meta"]
+        meta |= {"validated": runner.validated, "vitdense_version": vitdense.__version__}
+        if isinstance(runner.train_loop, EpochBasedTrainLoop):
+            epoch, begin = runner.epoch_begin
+            batches = meta["iter"] - begin if meta["epoch"] == epoch else 0
+            meta["place"] = place_in(runner.train_loop, batches)._asdict()
+        checkpoint["hooks"] = {
+            name: hook.state_dict() if hasattr(hook, "state_dict") else {key: getattr(hook, key) for key in OF_STOPPING}
+            for name, hook in _deciding(runner.hooks)
+        }
+
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        if not runner._resume:
+            return
+        check_steps(runner, checkpoint)
+        if take_raw_weights(runner, checkpoint):
+            runner.logger.warning("resume: without EMAHook, so from the weights that it averaged, not their average")
+        runner.place = checkpoint["meta"].get("place")
+        runner.validated = checkpoint["meta"].get("validated", checkpoint["meta"]["iter"])  # of an older version
+        states = checkpoint.get("hooks", {})
+        for name, hook in _deciding(runner.hooks):
+            if name in states and hasattr(hook, "load_state_dict"):
+                hook.load_state_dict(states[name])
+            elif name in states:
+                vars(hook).update(states[name])
+
+
+def _deciding(hooks: Sequence[Hook]) -> Iterator[tuple[str, Hook]]:
+    """Hooks that have a state, with a name that a checkpoint gives it: class and number."""
+    counts: Counter[str] = Counter()
+    for hook in hooks:
+        if hasattr(hook, "state_dict") or isinstance(hook, EarlyStoppingHook):
+            kind = type(hook).__name__
+            yield f"{kind}_{counts[kind]}", hook
+            counts[kind] += 1
+
+
+class StopHook(Hook):
+    """Save where a training ends before its time: by a signal, or by a hook such as early stopping."""
+
+    priority = "LOWEST"  # all others are done with the iteration
+
+    def __init__(self) -> None:
+        self.received = 0  # signal
+        self.shared_steps = 0  # of a validation, in all processes
+
+    def before_train(self, runner) -> None:
+        # Before it, nothing is to be saved.
+        runner.ending.enter_context(handling_stops(lambda number, frame: self._receive(runner, number)))
+        if runner._resume and _must_validate(runner):
+            runner.logger.info(f"the validation after iteration {runner.iter}, which the checkpoint precedes")
+            runner.val_loop.run()
+
+    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        if runner.made % runner.accumulated == 0:  # else a step is not complete, and its gradients would be lost
+            self._stop_if_asked(runner)
+        runner.in_step = False
+
+    def before_val(self, runner) -> None:
+        self._stop_if_asked(runner)
+
+    def before_val_epoch(self, runner) -> None:
+        runner.in_validation = True
+
+    def after_val_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        if batch_idx in range(0, self.shared_steps, 10):  # processes wait for each other
+            self._stop_if_asked(runner)
+
+    after_val = before_val
+
+    def after_train(self, runner) -> None:
+        if runner.train_loop.stop_training and runner.saved != runner.made:
+            self._save(runner)
+
+    def _receive(self, runner, number: int) -> None:
+        self.received = number
+        if runner.in_validation and not is_distributed():  # else others would wait for this one
+            self._stop(runner)
+
+    def _stop_if_asked(self, runner) -> None:
+        """End after a signal to any of the processes, which it reaches in different iterations."""
+        if is_distributed():
+            steps = len(runner.val_dataloader) if runner._val_loop else 0
+            flags = torch.tensor([self.received, -steps], device=get_device())
+            all_reduce(flags, "max")
+            self.received, self.shared_steps = int(flags[0]), -int(flags[1])
+        if self.received and runner._train_loop is not None:
+            self._stop(runner)
+
+    def _stop(self, runner) -> None:
+        if runner.in_validation:
+            runner.in_validation = False
+            for hook in runner.hooks:
+                if isinstance(hook, EMAHook):
+                    hook.after_val_epoch(runner)  # the model has its own weights again
+        name = self._save(runner)
+        text = f"stopped by {signal.Signals(self.received).name} after iteration {runner.made}"
+        raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
+
+    def _save(self, runner) -> str:
+        """Save as mmengine's CheckpointHook would; the name."""
+        name = f"iter_{runner.made}.pth"
+        meta = {"epoch": runner.epoch, "iter": runner.made}
+        runner.save_checkpoint(runner.work_dir, name, meta=meta, backend_args={"backend": "vitdense.atomic"})
+        if is_main_process():
+            WorkFolder(runner.work_dir).note(name)
+        return name
+
+
+def _must_validate(runner) -> bool:
+    """Whether a training that resumes begins with a validation, by mmengine's own rule after a step or an epoch."""
+    loop = runner.train_loop
+    by_epoch = isinstance(loop, EpochBasedTrainLoop)
+    if runner._val_loop is None or not runner.iter or runner.validated == runner.iter:
+        return False
+    if by_epoch and isinstance(loop.dataloader, ContinuedLoader):
+        return False
+    loop._decide_current_val_interval()
+    now, end = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)
+    return now >= loop.val_begin and (now % loop.val_interval == 0 or now == end)
+
+
+GUARDS = (TriedValidation, MeanLosses, PlaceHook, StepGuard, StopHook)
