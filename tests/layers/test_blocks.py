@@ -31,6 +31,19 @@ def test_gradients_of_an_mlp_that_computes_its_activation_again(approximate, wit
         torch.testing.assert_close(got, of_torch)
 
 
+def test_drop_path_draws_as_timm():
+    layers = pytest.importorskip("timm.layers")
+    x = torch.randn(64, 3, 5)
+    for kind in (blocks.DropPath, layers.DropPath):
+        torch.manual_seed(0)
+        found = kind(0.3).train()(x), kind(0.3).eval()(x)
+        if kind is blocks.DropPath:
+            ours = found
+    assert torch.equal(ours[0], found[0])
+    assert not torch.equal(ours[0], x)
+    assert torch.equal(ours[1], x)
+
+
 def test_patch_embed_pads_right_and_bottom():
     embed = PatchEmbed(3, 8, 4, norm=None)
     x = torch.randn(1, 3, 9, 14)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from timm.layers import DropPath
 
+from vitdense.layers.blocks import DropPath
 from vitdense.layers.lora import LowRankUpdate
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.precision import cpu_has_bfloat16

@@ -69,7 +69,6 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | 
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
-@torch.compiler.assume_constant_result  # a compiler cannot trace a switch
 def prefer_flash() -> bool:
     """Let this process not take cuDNN's attention while it may take flash attention. Returns whether it was set.
 
@@ -79,6 +78,11 @@ def prefer_flash() -> bool:
     if takes_cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
     return takes_cudnn
+
+
+# A compiler cannot trace a switch. `torch.compiler.assume_constant_result` sets this, and imports all of the
+# compiler for it: two seconds.
+prefer_flash._dynamo_marked_constant = True
 
 
 def _by_hand(q: Tensor, bias: Tensor | None) -> bool:

@@ -3,9 +3,9 @@
 import math
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.init import trunc_normal_
 
 from vitdense.layers.buffers import FormulaBuffers
 from vitdense.layers.layout import align, longer, relative_index, without_autocast

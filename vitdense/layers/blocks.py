@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.autograd.function import Function, FunctionCtx
+from torch.nn.init import trunc_normal_
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vitdense.layers.layout import allows_own_gradients, without_autocast, zero
@@ -31,6 +31,31 @@ def init_conv(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al., ECCV 2016): in training, drops the branch of an image with a probability.
+
+    As timm's, without the import of all of timm.
+    """
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, ...]`` to the same."""
+        if not self.training or self.drop_prob == 0:
+            return x
+        keep = 1 - self.drop_prob
+        kept = x.new_empty(x.shape[0], *[1] * (x.ndim - 1)).bernoulli_(keep)  # [B, 1, ...]
+        if keep > 0:
+            kept.div_(keep)
+        return x * kept
+
+    def extra_repr(self) -> str:
+        """What `print` shows of it."""
+        return f"drop_prob={self.drop_prob:.3f}"
 
 
 class ResidualLayerNorm(nn.LayerNorm):

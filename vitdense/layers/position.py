@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 from vitdense.errors import OptionError
 from vitdense.layers.layout import cached_by_size, longer, resample, without_autocast

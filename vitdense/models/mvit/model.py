@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
@@ -19,7 +18,7 @@ from vitdense.families import find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend, attend_decomposed
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max_pool
+from vitdense.layers.blocks import DropPath, Mlp, OverlapPatchEmbed, init_transformer, max_pool
 from vitdense.layers.layout import window_layout
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates

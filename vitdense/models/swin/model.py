@@ -10,13 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.families import find_arch
 from vitdense.layers.attention import attend_windows
 from vitdense.layers.bias import TableBias
-from vitdense.layers.blocks import LayerNorm, Mlp, PatchEmbed, PatchMerging, add_layer_scale, init_transformer, scaled
+from vitdense.layers.blocks import (
+    DropPath,
+    LayerNorm,
+    Mlp,
+    PatchEmbed,
+    PatchMerging,
+    add_layer_scale,
+    init_transformer,
+    scaled,
+)
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import AbsolutePosition
 from vitdense.models.base import Backbone, Stage, as_pair, drop_path_rates

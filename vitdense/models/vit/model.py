@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
@@ -18,7 +17,7 @@ from vitdense.families import find_arch
 from vitdense.layers import blocks
 from vitdense.layers.attention import attend_decomposed, attend_windows
 from vitdense.layers.bias import DecomposedBias
-from vitdense.layers.blocks import FFNS, QKV_LAYERS, PatchEmbed, add_layer_scale, init_transformer, scaled
+from vitdense.layers.blocks import FFNS, QKV_LAYERS, DropPath, PatchEmbed, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, compute_dtype, window_layout
 from vitdense.layers.position import POSITION_RULES, AbsolutePosition, ExtraTokens
 from vitdense.layers.rope import ROPES, Rope, Rotation, attend_rotated

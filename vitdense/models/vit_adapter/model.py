@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
-from vitdense.layers.blocks import SyncBatchNorm, init_conv, init_transformer, max_pool
+from vitdense.layers.blocks import DropPath, SyncBatchNorm, init_conv, init_transformer, max_pool
 from vitdense.layers.deformable import DeformableAttention, References, references
 from vitdense.layers.resize import crop, resize_to_stride
 from vitdense.models.base import Backbone, InitCfg, _warn_unloaded, check_image, maybe_checkpoint

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 from vitdense.errors import OptionError
 from vitdense.layers.attention import attend

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
 from vitdense.layers.attention import attend_windows
-from vitdense.layers.blocks import LayerNorm, Mlp, init_transformer
+from vitdense.layers.blocks import DropPath, LayerNorm, Mlp, init_transformer
 from vitdense.module import Module
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
 from vitdense.families import find_arch
 from vitdense.layers import blocks
-from vitdense.layers.blocks import Mlp, PatchEmbed, add_layer_scale, init_transformer, scaled
+from vitdense.layers.blocks import DropPath, Mlp, PatchEmbed, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, cached_by_size, compute_dtype, copied, resample, window_layout
 from vitdense.layers.resize import bicubic_weights
 from vitdense.models.base import Backbone, as_pair, drop_path_rates, maybe_checkpoint

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 from vitdense.errors import OptionError, check_choice
 from vitdense.flops import is_counted

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from mmengine.structures import BaseDataElement
 from timm.data import Mixup
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 from vitdense import ViT
 from vitdense.errors import OptionError, check_choice

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from mmengine.structures import BaseDataElement
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 from vitdense import ViT
 from vitdense.errors import OptionError, check_choice

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import trunc_normal_
 from torch import Tensor, nn
+from torch.nn.init import trunc_normal_
 
 from vitdense.families import find_arch
 from vitdense.layers.blocks import PatchEmbed, PatchMerging

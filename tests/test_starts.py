@@ -1,0 +1,21 @@
+"""What a start imports: seconds of CPU that a user waits for."""
+
+import subprocess
+import sys
+
+from conftest import REPO
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_backbone_without_timm_and_the_compiler():
+    code = """
+import sys, vitdense
+vitdense.create("swin_tiny")
+print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.modules})
+"""
+    assert run(code) == "set()\n"
