@@ -1,4 +1,4 @@
-# Targets set up what they need, once: .venv, and .venv-upstream for test-upstream.
+# Targets set up what they need, once: .venv, and .venv-upstream for test WHAT=upstream.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 10) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 or newer expected; run: make PYTHON=python3.13 $(MAKECMDGOALS)")'
 
-.PHONY: help setup demo test test-docs test-slow test-commands test-fast test-upstream test-pairs test-faults test-losses test-bands test-gpus check docs gallery zoo dist clean
+.PHONY: help setup demo test check docs gallery zoo dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  \1	/p' Makefile | expand -t 18
@@ -29,42 +29,36 @@ demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten
 # The longest files first, or one core waits for them at the end.
 LONGEST := tests/models tests/mm
 OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test_*.py)
-test: $(READY)  ## the tests that need neither a network nor a GPU: some eleven minutes on two CPU cores
-	$(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands and not pairs' $(LONGEST) $(OTHERS)
-
 # Files with a marker: to import the others takes as long as some of the tests.
 MARKED = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
-test-commands: $(READY)  ## the commands as users start them, also in several processes: some five minutes
-	$(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
+EXAMPLES ?= 1000
+WHAT ?= quick
+# Neither a network nor a GPU: some eleven minutes on two CPU cores.
+RUN_quick = $(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands and not pairs' $(LONGEST) $(OTHERS)
+# The commands as users start them, also in several processes: some five minutes.
+RUN_commands = $(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
+# What the pages, the notebook and the gallery show: about five minutes.
+RUN_docs = $(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow' $(call MARKED,docs)
+# Options in pairs, each row a training, a test, predictions and an export: some ten minutes.
+RUN_pairs = $(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
+# What takes minutes, or repeats a proof for other models: an hour.
+RUN_slow = $(PYTEST) -m slow
+# Fifty steps of every nano recipe against stored losses; UPDATE=1 stores them: ten minutes.
+RUN_losses = UPDATE=$(UPDATE) $(PYTEST) -n 0 -m slow tests/mm/train/test_stored_losses.py
+# Whole trainings of three nano recipes against bands of AP and mIoU: an hour.
+RUN_bands = $(PYTEST) -m slow tests/mm/train/test_bands.py
+# Damaged annotations, checkpoints and odd options, EXAMPLES=1000 of each.
+RUN_faults = EXAMPLES=$(EXAMPLES) $(PYTEST) -m slow tests/faults
+# What a GPU proves: all backbones, the nano recipes; and two: NCCL, SyncBN, shards.
+RUN_gpus = $(BIN)/python -m pytest tests/models/test_on_gpu.py tests/mm/test_recipes_on_gpu.py && \
+    $(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py
+# The tools and nano configs on the original OpenMMLab packages, in .venv-upstream.
+RUN_upstream = $(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/mm tests/test_configs.py
+# The same file, the same answer as of pycocotools, mmcv and others.
+RUN_peers = $(PYTEST) $(WATCHED) -m 'not slow' tests/peers
 
-test-docs: $(READY)  ## what the pages, the notebook and the gallery show: about five minutes
-	$(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow' $(call MARKED,docs)
-
-test-pairs: $(READY)  ## options in pairs, each row a training, a test, predictions and an export: some ten minutes
-	$(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
-
-test-slow: $(READY)  ## what takes minutes, or repeats a proof for other models: an hour
-	$(PYTEST) -m slow
-
-test-losses: $(READY)  ## fifty steps of every nano recipe against stored losses; UPDATE=1 stores them: ten minutes
-	UPDATE=$(UPDATE) $(PYTEST) -n 0 -m slow tests/mm/train/test_stored_losses.py
-
-test-bands: $(READY)  ## whole trainings of three nano recipes against bands of AP and mIoU: an hour
-	$(PYTEST) -m slow tests/mm/train/test_bands.py
-
-EXAMPLES = 1000
-test-faults: $(READY)  ## damaged annotations, checkpoints and odd options, EXAMPLES=1000 of each
-	EXAMPLES=$(EXAMPLES) $(PYTEST) -m slow tests/faults
-
-test-gpus: $(READY)  ## what a GPU proves: all backbones, the nano recipes; and two: NCCL, SyncBN, shards
-	$(BIN)/python -m pytest tests/models/test_on_gpu.py tests/mm/test_recipes_on_gpu.py
-	$(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py
-
-test-fast: $(READY)  ## what contributors run between edits (all but tests marked slow, docs or long): about four minutes
-	$(PYTEST) -m 'not slow and not long and not docs and not pairs'
-
-test-upstream: $(UPSTREAM_READY)  ## the tools and nano configs on the original OpenMMLab packages, in .venv-upstream
-	$(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/mm tests/test_configs.py
+test: $(if $(filter upstream,$(WHAT)),$(UPSTREAM_READY),$(READY))  ## quick tests; WHAT=commands, docs, pairs, slow, losses, bands, faults, gpus, upstream or peers: others
+	$(or $(RUN_$(WHAT)),$(error WHAT: got $(WHAT); make help lists what there is))
 
 check: $(READY)  ## ruff: lint and formatting
 	$(BIN)/ruff check .

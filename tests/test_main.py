@@ -194,3 +194,21 @@ def test_report_of_this_environment(capsys):
     printed = capsys.readouterr().out
     assert re.search(r"^torch +\d", printed, re.M)
     assert re.search(r"^mmcv ops +(stand-in|compiled|mmcv not installed)", printed, re.M)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["card", "swin_tiny"],
+        ["ops", "enable"],
+        ["train", "mine.py", "--batch-size", "auto"],
+        ["train", "mine.py", "--batch-size=auto"],
+        ["test", "work", "--report", "folder"],
+    ],
+)
+def test_what_was_removed_is_refused_with_the_way_around(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main.main(words)
+    error = capsys.readouterr().err
+    assert "was removed" in error
+    assert len(error.splitlines()) == 1

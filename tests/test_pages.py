@@ -75,7 +75,6 @@ NOT_RUN = {
     r"^vitdense demo": "takes ten minutes; tests/mm/cli/test_demo.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
-    r"vitdense ops ": "changes the environment; tests/ops/test_environment.py",
     r"--device cuda": "needs a GPU",
     r"--deploy": "takes minutes; tests/scripts/test_deploy.py",
     r"--shard": "needs several processes; tests/extensions/shard/test_shard.py",
@@ -334,7 +333,7 @@ def run_line(line, here, twin, weights_of):
             shutil.rmtree(here / "work_dirs" / Path(words[1]).stem, ignore_errors=True)
         train(words[1:])
     elif words[:1] == ["new"]:
-        succeed([*words, "--no-estimate"])
+        succeed([*words])
         (config,) = (word for word in words if word.endswith(".py"))
         twin(here / config, config)
     else:

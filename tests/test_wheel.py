@@ -28,7 +28,7 @@ PLACES = {"configs": "vitdense/.mim/configs/configs", "tools": "vitdense/.mim/to
 # A segmentor of small images, whose classes are the values 0 and 1 of the label maps.
 NEW = (
     "new segmentation --images images --labels labels --val-images images --val-labels labels --image-suffix .png "
-    "--label-suffix .png --classes ground,square --base upernet_swin_nano_shapes --iters 2 --no-estimate mine.py"
+    "--label-suffix .png --classes ground,square --base upernet_swin_nano_shapes --iters 2 mine.py"
 )
 CHAIN = (
     NEW,

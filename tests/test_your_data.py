@@ -71,7 +71,7 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     animals(with_masks=kind == "masks")
     base = "cascade_swin_nano_coco" if kind == "masks" else "cascade_rcnn_swin_nano_shapes"
     boxes = "--boxes" if kind == "boxes" else ""
-    printed = succeed(command(f"new detection {boxes} {DATA} --base {base} --iters 5 --no-estimate mine.py"))
+    printed = succeed(command(f"new detection {boxes} {DATA} --base {base} --iters 5 mine.py"))
     assert "red fox" in printed
     text = (tmp_path / "mine.py").read_text()
     assert "num_classes" not in text
@@ -96,7 +96,7 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
 def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(command, animals, tmp_path):
     animals()
     new = f"new detection {DATA} --base {REPO}/configs/demo/cascade_swin_nano_coco.py"
-    succeed(command(f"{new} --iters 5 --no-estimate mine.py"))
+    succeed(command(f"{new} --iters 5 mine.py"))
     status, printed = command("train mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
     assert status == 2
     assert "val_evaluator.ann_file" in printed

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import vitdense
 from vitdense import seams
 from vitdense.console import in_utf8, showing
-from vitdense.ops import environment
 from vitdense.ops.finder import INSTALL_MM, ops_in_use
 from vitdense.ops.missing import BUILD_COMMAND
 
@@ -55,8 +54,17 @@ COMMANDS = {
     "convert": "convert a checkpoint to the names of another project",
     "flops": "count parameters and multiply-adds of a config",
     "benchmark": "compare a backbone with another project's; in a clone",
-    "card": "what a model or a recipe is: weights, licence, sizes, figures, commands",
     "plot": "draw the curves of training runs",
+}
+# What 0.4 removed, and the way around it; an entry stays for one version.
+REMOVED = {
+    "card": "vitdense.create(NAME).cfg has the facts of a model, docs/model-zoo.md the figures of all",
+    "ops": "write custom_imports = dict(imports=['vitdense'], allow_failed_imports=False) into the config, or import "
+    "vitdense before mmdet and mmseg",
+    "new --no-estimate": "leave it out: new trains no iterations; vitdense check says seconds and memory of a step",
+    "train --batch-size auto": "give a number; vitdense check says the memory of a step",
+    "train --replay": "leave it out: a training that refuses a step says why in its log",
+    "test --report": "--out FILE.json has the metrics; hotcoco has tables by class and size, and the confusion",
 }
 
 
@@ -70,15 +78,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in {**COMMANDS, **{name: text for name, (_, text) in others.items()}}.items():
         commands.add_parser(name, help=text, add_help=False)  # each has a parser of its own
     commands.add_parser("doctor", help="report the environment, and how to repair it")
-    ops = commands.add_parser("ops", help="mmcv's ops without a compiler, in scripts that do not import vitdense")
-    ops.add_argument("action", choices=("enable", "disable"))
+    refuse_removed(sys.argv[1:] if argv is None else argv)
     args, rest = parser.parse_known_args(argv)
     if args.command in COMMANDS or args.command in others:
         return run(args.command, rest)
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     with showing():
-        return switch_ops(args.action) if args.command == "ops" else report()
+        return report()
+
+
+def refuse_removed(argv: Sequence[str]) -> None:
+    """Exit with status 2 and one line on a command or an option of `REMOVED`."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for name, way in REMOVED.items():
+        command, *option = name.split()
+        places = range(1, len(words) - len(option) + 1)
+        if words[:1] == [command] and (not option or any(words[i : i + len(option)] == option for i in places)):
+            print(f"error: {name} was removed in 0.4; {way}", file=sys.stderr)
+            sys.exit(2)
 
 
 def run(command: str, argv: Sequence[str]) -> int:
@@ -98,17 +116,6 @@ def run(command: str, argv: Sequence[str]) -> int:
     return 0
 
 
-def switch_ops(action: str) -> int:
-    """`enable` or `disable` the ops for every script of this environment; 0, or 2 where the file is not writable."""
-    try:
-        path = environment.enable() if action == "enable" else environment.disable()
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"ops {action}d: {path}")
-    return 0
-
-
 def report() -> int:
     """Print the report; 0 if backbones can be built, 1 if something they need is missing or broken."""
     versions = _installed_versions()
@@ -125,11 +132,6 @@ def report() -> int:
         rows += [("device", device) for device in _devices()]
     ops = ops_in_use()
     rows.append(("mmcv ops", f"{ops.kind} ({ops.detail})" if ops.detail else ops.kind))
-    everywhere = environment.ops_file()
-    is_enabled = everywhere.exists()
-    rows.append(("mmcv ops in", f"every script ({everywhere})" if is_enabled else "scripts that import vitdense"))
-    if ops.kind == "stand-in" and not is_enabled:
-        help_lines.append("mmcv ops in every script, such as mmdet's own tools: python -m vitdense ops enable")
     if ops.kind == "stand-in":
         help_lines.append(f"compiled ops instead of the stand-in, with the CUDA toolkit of your torch: {BUILD_COMMAND}")
     print(*(f"{name:18}{value}" for name, value in rows), "", *help_lines, sep="\n")

@@ -1,4 +1,4 @@
-"""The nano recipes on a GPU: the first loss of a CPU, half precision, commands. ``make test-gpus``."""
+"""The nano recipes on a GPU: the first loss of a CPU, half precision, commands. ``make test WHAT=gpus``."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""All backbones on a GPU: the maps and gradients of a CPU, no waiting, a graph. ``make test-gpus``."""
+"""All backbones on a GPU: the maps and gradients of a CPU, no waiting, a graph. ``make test WHAT=gpus``."""
 
 import copy
 

@@ -211,7 +211,7 @@ class Row:
         """The config of this row: a file; one on top of that of `vitdense new`; or one with its bases written out."""
         base, content = self.shared.base(self["recipe"]), {**self.recipe.file, **ALWAYS, **file}
         if self["config"] == "new":
-            self.run("new", "new", self.recipe.task, "new.py", "--base", base, "--no-estimate", *self.recipe.new)
+            self.run("new", "new", self.recipe.task, "new.py", "--base", base, *self.recipe.new)
             of_data = re.compile(r".*dataset\.(?!pipeline)|data_root|.*evaluator|.*num_classes")
             base, content = "new.py", {key: value for key, value in content.items() if not of_data.match(key)}
         nested = Config()

@@ -26,7 +26,7 @@ def new(tmp_path, monkeypatch):
     draw_figures("own", num_train=4, num_val=2, workers=1)
     torch.save({"model": drawn(91)}, "weights.pth")
     files = [item for split in ("train", "val") for item in (f"--{split}", f"own/annotations/keypoints_{split}.json")]
-    images = ["--images", "own/train", "--val-images", "own/val", "--no-estimate"]
+    images = ["--images", "own/train", "--val-images", "own/val"]
     return lambda *options: main(["new", "detection", "mine.py", *files, *images, *options])
 
 

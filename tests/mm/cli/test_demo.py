@@ -13,16 +13,37 @@ from vitdense.__main__ import main
 def test_commands_of_the_demo(monkeypatch, statuses, status):
     started, left = [], list(statuses)
 
-    def run(words):
+    def start(words):
         started.append(words)
-        return SimpleNamespace(returncode=left.pop(0))
+        return SimpleNamespace(wait=lambda: left.pop(0))
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "Popen", start)
     assert main(["demo", "--overwrite", "--iters", "9"]) == status
     assert left == []
     assert [words[:4] for words in started] == [
         [sys.executable, "-m", "vitdense", name] for name in ("train", "predict", "test")[: len(statuses)]
     ]
-    assert started[0][-3:] == ["--overwrite", "--iters", "9"]
+    assert started[0][-3:] == ["--iters", "9", "--overwrite"]
     assert started[0][started[0].index("--work-dir") + 1] == "work_dirs/cascade_swin_nano_shapes"
     assert all(words[4] == "work_dirs/cascade_swin_nano_shapes" for words in started[1:])
+
+
+def test_options_that_the_demo_cannot_follow_are_refused_before_it_trains(monkeypatch, capsys):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["demo", "--cfg-options", "data_root=elsewhere"])
+    assert "--cfg-options" in capsys.readouterr().err
+
+
+def test_ctrl_c_has_no_traceback(monkeypatch):
+    """The command that runs is stopped as well, and says so; none follows."""
+    started, waits = [], [KeyboardInterrupt, 130]
+
+    def wait():
+        if (found := waits.pop(0)) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(subprocess, "Popen", lambda words: started.append(words) or SimpleNamespace(wait=wait))
+    assert main(["demo"]) == 130
+    assert len(started) == 1

@@ -21,7 +21,6 @@ from vitdense.mm import console
 from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.cli import new
-from vitdense.mm.cli.estimate import Estimate, estimate
 from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config import own_data
 from vitdense.mm.config.files import find_config
@@ -39,7 +38,6 @@ SEGMENTATION += ["--val-images", "images/val", "--val-labels", "labels/val"]
 @pytest.fixture(autouse=True)
 def _folder(tmp_path, monkeypatch, request):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(new, "estimate", lambda config: "estimate: replaced")
     if "base" not in request.fixturenames:  # whose models are small
         monkeypatch.setattr(dry_step, "find", lambda *_: ())
     monkeypatch.setattr(new, "_gpu_memory", lambda: 24e9)
@@ -97,7 +95,7 @@ def test_detection(boxes, capsys):
     assert run(*DETECTION, "mine.py") == 0
     printed = capsys.readouterr().out
     assert "errors: 0" in printed
-    assert "estimate: replaced" in printed
+    assert "dry step" not in printed
     assert printed.count("vitdense train mine.py") == 2  # in the file, and last
     text = Path("mine.py").read_text()
     assert text in printed
@@ -331,8 +329,8 @@ def test_base_config_for_detection(boxes, repo, base, names):
 @pytest.mark.parametrize("base", ["retinanet/retinanet_r50_fpn_1x_coco", "cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco"])
 def test_base_config_of_mmdet_that_states_its_data(boxes, base, monkeypatch):
     boxes()
-    monkeypatch.setattr(new, "report", lambda cfg: 0)  # of a ResNet-50 at 800 pixels
-    assert run(*DETECTION, "--boxes", "--no-estimate", "--base", f"mmdet::{base}.py", "mine.py") == 0
+    monkeypatch.setattr(new, "report", lambda cfg, trains: 0)  # of a ResNet-50 at 800 pixels
+    assert run(*DETECTION, "--boxes", "--base", f"mmdet::{base}.py", "mine.py") == 0
     cfg = load_config("mine.py")
     assert {head.num_classes for _, head in class_heads(cfg.model)} == {2}
     assert {Path(cfg[f"{split}_evaluator"].ann_file) for split in ("val", "test")} == {Path("val.json")}
@@ -444,45 +442,6 @@ def test_segmentation_options_that_do_not_fit_are_named(maps, capsys, names, opt
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_estimate_of_real_iterations(boxes, repo):
-    boxes()
-    assert run(*DETECTION, "--base", repo / "configs/demo/cascade_swin_nano_coco.py", "--iters", "60", "mine.py") == 0
-    line = estimate(Path("mine.py"))
-    assert "per iteration of 4 images" in line
-    assert "60 iterations" in line
-
-
-@pytest.mark.long
-def test_estimate_that_fails_is_one_line():
-    line = estimate(Path("absent.py"))
-    assert "not possible" in line
-    assert "absent.py" in line
-    assert "\n" not in line
-
-
-@pytest.mark.parametrize(
-    ("seconds", "memory", "iterations", "parts"),
-    [
-        (2.0, 3 * 2**30, 600, ("2 s and 3.0 GiB per iteration of 2 images", "20 minutes")),
-        (2.0, 3 * 2**30, 36000, ("20.0 hours",)),
-        (140.4, 0, 60, ("140 s and",)),
-        (2.0, None, 60, ("2 s per iteration",)),  # of the process it is not known
-    ],
-)
-def test_estimate_of_the_whole_run(seconds, memory, iterations, parts):
-    line = str(Estimate("cuda", 2, seconds, memory, iterations))
-    assert all(part in line for part in parts)
-
-
-def test_estimate_runs_without_modules_of_unix(monkeypatch):
-    """As on Windows, which has no `resource`."""
-    monkeypatch.setitem(sys.modules, "resource", None)  # its import fails
-    parts = runpy.run_path(sys.modules[estimate.__module__].__file__)
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert parts["_peak_memory"]("cpu") is None
-
-
 def test_yolo(capsys):
     for split in ("train", "val"):
         for i in range(2):
@@ -536,7 +495,7 @@ def test_a_dense_image_raises_the_limits(boxes, capsys):
 )
 def test_downloads_of_the_training_are_named_with_their_option(boxes, capsys, method, option, weights):
     boxes()
-    options = [*DETECTION, "a.py", "--method", method, "--no-estimate"]
+    options = [*DETECTION, "a.py", "--method", method]
     main(options)
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the training downloads")]
     assert len(lines) == 1

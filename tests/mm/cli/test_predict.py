@@ -332,7 +332,7 @@ def test_label_maps_as_a_training_set(cfg, checkpoint, images, tmp_path, monkeyp
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*.*"))
     assert files == ["classes.txt", "labels/train/a.png", "labels/val/a.png"]
     monkeypatch.chdir(tmp_path)
-    line = "new segmentation --no-estimate --images photos/train --labels set/labels/train --val-images photos/val"
+    line = "new segmentation --images photos/train --labels set/labels/train --val-images photos/val"
     line += " --val-labels set/labels/val --classes set/classes.txt --base upernet_swin_nano_camvid mine.py"
     assert main(line.split()) == 0
 
@@ -391,6 +391,6 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
     ]
     assert [path.name for path in (tmp_path / "set").iterdir()] == ["annotations.json"]
     monkeypatch.chdir(tmp_path)
-    line = "new detection --no-estimate --train set/annotations.json --val set/annotations.json --images photos mine.py"
+    line = "new detection --train set/annotations.json --val set/annotations.json --images photos mine.py"
     base = "cascade_swin_nano_coco" if with_masks else "cascade_rcnn_swin_nano_shapes"
     assert main([*line.split(), "--base", base, *([] if with_masks else ["--boxes"])]) == 0

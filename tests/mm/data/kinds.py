@@ -283,7 +283,7 @@ class Tools:
             self.asked = self._read()
 
     def _read(self) -> Said:
-        args = new._parser().parse_args([*self.data.command(), "--force", "--no-estimate", "out.py"])
+        args = new._parser().parse_args([*self.data.command(), "--force", "out.py"])
         args.base = Path(BASES[self.data.format])
         try:
             with contextlib.redirect_stdout(io.StringIO()), logged(self.patch) as warnings:

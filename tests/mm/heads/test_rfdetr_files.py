@@ -139,7 +139,7 @@ def own(file, tmp_path, monkeypatch):
         for i in range(3):
             cv2.imwrite(f"{i}.png", np.full((120, 160, 3), 40 * i, np.uint8))
         annotations(tmp_path / "a.json", densest)
-        data = ["--train", "a.json", "--val", "a.json", "--images", ".", "--method", "rfdetr", "--no-estimate"]
+        data = ["--train", "a.json", "--val", "a.json", "--images", ".", "--method", "rfdetr"]
         assert new(["detection", "own.py", *data, *options, "--weights", str(file), "--epochs", "1"]) == 0
         return load_config("own.py")
 

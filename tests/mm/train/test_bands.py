@@ -1,4 +1,4 @@
-"""Whole trainings of nano recipes end where they always have: ``make test-bands``, an hour on two cores.
+"""Whole trainings of nano recipes end where they always have: ``make test WHAT=bands``, an hour on two cores.
 
 The bands are wide because a training of some ten minutes is chaotic: the same seed with other roundings ended between
 0.28 and 0.39 box AP (seven runs of Cascade Mask R-CNN). They show that a recipe learns, not that it learns as well as

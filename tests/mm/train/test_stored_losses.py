@@ -1,7 +1,7 @@
-"""The losses of fifty steps of every nano recipe are those that were stored: ``make test-losses``.
+"""The losses of fifty steps of every nano recipe are those that were stored: ``make test WHAT=losses``.
 
 They are of one machine; another one's sums differ in their last digits, and fifty steps enlarge that. After a change
-that is meant to alter them: ``make test-losses UPDATE=1``.
+that is meant to alter them: ``make test WHAT=losses UPDATE=1``.
 """
 
 import json

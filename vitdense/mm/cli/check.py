@@ -61,18 +61,19 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
-def report(cfg: Config) -> int:
+def report(cfg: Config, trains: bool = True) -> int:
     """See `look`; the exit status: 0, or 2 if there are errors."""
-    faults, _ = look(cfg)
+    faults, _ = look(cfg, trains=trains)
     return 2 if any(fault.grave for fault in faults) else 0
 
 
-def look(cfg: Config, all_files: bool = False) -> tuple[list[Fault], list[DataSet]]:
+def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[list[Fault], list[DataSet]]:
     """Check a config, describe its data, and print both.
 
     Args:
         cfg: From `load_config`.
         all_files: Read every image file and label map, not only `FILES_READ` per data set.
+        trains: With the dry step.
 
     Returns:
         What was found, each once, errors first; and the data sets, those of the same files once.
@@ -93,7 +94,7 @@ def look(cfg: Config, all_files: bool = False) -> tuple[list[Fault], list[DataSe
     sets = [one for one in sets if one.first is one and one.kind is not None]
     with suppress(ConfigError):  # of the annotations, a fault already
         faults += warm_up(cfg, sum(one.num_train for one in sets))
-    if "train" in splits and not any(fault.grave for fault in faults):
+    if trains and "train" in splits and not any(fault.grave for fault in faults):
         print(f"{'dry step':12}losses, gradients and a validation of a small batch on {get_device()} ...", flush=True)
         faults += dry_step.find(cfg, splits, _rows(""))
     found = {str(fault): fault for fault in faults}

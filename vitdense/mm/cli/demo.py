@@ -10,26 +10,26 @@ RECIPE = "cascade_swin_nano_shapes"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the commands that a user would, each printed before it starts; the exit status of the first that fails.
-
-    Args:
-        argv: Options of `vitdense train`.
-    """
-    parser = argparse.ArgumentParser(
-        "vitdense demo",
-        usage="%(prog)s [options of vitdense train]",
-        description=f"Train {RECIPE} on drawn shapes, predict and evaluate: about ten minutes on two CPU cores.",
-    )
+    """Run the commands that a user would, each printed before it starts; the exit status of the first that fails."""
+    description = f"Train {RECIPE} on drawn shapes, predict and evaluate: about ten minutes on two CPU cores."
+    parser = argparse.ArgumentParser("vitdense demo", description=description)
     parser.add_argument("--work-dir", default=f"work_dirs/{RECIPE}", help="default: %(default)s")
-    args, options = parser.parse_known_args(argv)
+    parser.add_argument("--iters", type=int, help="length of the training")
+    parser.add_argument("--resume", action="store_true", help="continue a training that was stopped")
+    parser.add_argument("--overwrite", action="store_true", help="start anew in a work folder that has checkpoints")
+    args = parser.parse_args(argv)
     folder = args.work_dir
-    commands = [
-        ["train", RECIPE, "--work-dir", folder, *options],
-        ["predict", folder, "data/shapes/val/00001*.jpg", "--out-dir", f"{folder}/pictures"],
-        ["test", folder],
-    ]
-    for command in commands:
+    train = ["train", RECIPE, "--work-dir", folder]
+    train += ["--iters", str(args.iters)] if args.iters is not None else []
+    train += [f"--{name}" for name in ("resume", "overwrite") if getattr(args, name)]
+    predict = ["predict", folder, "data/shapes/val/00001*.jpg", "--out-dir", f"{folder}/pictures"]
+    for command in (train, predict, ["test", folder]):
         print(f"$ vitdense {shlex.join(command)}", flush=True)
-        if status := subprocess.run([sys.executable, "-m", "vitdense", *command]).returncode:
+        process = subprocess.Popen([sys.executable, "-m", "vitdense", *command])
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:  # the command has it too, and says so
+            status = process.wait() or 130
+        if status:
             return status
     return 0

@@ -14,7 +14,6 @@ import torch
 
 from vitdense.files import atomic_write
 from vitdense.mm.cli.check import report
-from vitdense.mm.cli.estimate import estimate
 from vitdense.mm.config.arguments import Parser, whole_number
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import fetched
@@ -47,13 +46,11 @@ def main(argv: Sequence[str]) -> int:
         cfg = load_config(args.out)
         for option, weights in fetched(cfg).items():
             print(f"the training downloads {weights} once; without a network, give its file: {option}=FILE")
-        if status := report(cfg):
-            print(f"\nThe errors stop a training. After mending: python -m vitdense check {shlex.quote(str(args.out))}")
+        if status := report(cfg, trains=False):
+            print(f"\nThe errors stop a training. After mending: vitdense check {shlex.quote(str(args.out))}")
             return status
-        if not args.no_estimate:
-            print("measuring memory and time on three iterations, minutes on a CPU; --no-estimate does not", flush=True)
-            print(estimate(args.out))
-        print("", *commands(args.out), sep="\n")
+        print(f"\nvitdense check {shlex.quote(str(args.out))}  # seconds and memory of a step")
+        print(*commands(args.out), sep="\n")
     return 0
 
 
@@ -111,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
         length.add_argument("--epochs", type=whole_number, metavar="N", help=f"default for detection: {EPOCHS}")
         length.add_argument("--iters", type=whole_number, metavar="N", help=f"default for others: {ITERS}")
         add("--force", action="store_true", help="overwrite NAME.py")
-        add("--no-estimate", action="store_true", help="do not measure memory and time")
     return parser
 
 
