@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from conftest import REPO
 
 
@@ -19,3 +20,18 @@ vitdense.create("swin_tiny")
 print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.modules})
 """
     assert run(code) == "set()\n"
+
+
+# The options of extensions of the other commands import torch.
+@pytest.mark.parametrize("command", ["train", "predict", "flops", "plot", "show", "demo"])
+def test_help_without_torch(command):
+    pytest.importorskip("mmengine")
+    code = f"""
+import sys
+from vitdense.__main__ import main
+try:
+    main([{command!r}, "--help"])
+except SystemExit as end:
+    print(end.code, [name for name in ("torch", "mmengine") if name in sys.modules])
+"""
+    assert run(code).splitlines()[-1] == "0 []"

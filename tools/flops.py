@@ -1,19 +1,17 @@
 """Count parameters and MACs (FLOPs in papers) of the model of a config, per module and in total."""
 
 import json
-
-import torch
+from typing import TYPE_CHECKING
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.flops import Row, count, table
 from vitdense.mm.config.arguments import make_parser, whole_number
-from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import config_of
-from vitdense.mm.console import exit_on_user_error
+
+if TYPE_CHECKING:
+    from vitdense.flops import Row
 
 
-def as_json(rows: list[Row]) -> dict[str, float]:
+def as_json(rows: "list[Row]") -> dict[str, float]:
     return {
         "params_m": round(sum(row.params for row in rows) / 1e6, 3),
         "gmacs": round(sum(row.macs for row in rows) / 1e9, 2),
@@ -32,6 +30,14 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of the table")
     args = parser.parse_args()
+
+    import torch
+
+    from vitdense.flops import count, table
+    from vitdense.mm.config.build import build_model
+    from vitdense.mm.config.load import config_of
+    from vitdense.mm.console import exit_on_user_error
+
     with exit_on_user_error():
         cfg = config_of(args)
         with torch.device("meta"):

@@ -5,8 +5,6 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import Parser
-from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.train.curves import draw_curves
 
 
 def main() -> None:
@@ -21,6 +19,10 @@ def main() -> None:
         help="metrics as named in the log, such as coco/bbox_mAP_50; default: all that end with mAP or mIoU",
     )
     args = parser.parse_args()
+
+    from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.train.curves import draw_curves
+
     with exit_on_user_error():
         print(draw_curves(args.work_dirs, args.out, args.metrics))
 

@@ -8,16 +8,9 @@ import signal
 import sys
 from pathlib import Path
 
-from torchvision.datasets.folder import IMG_EXTENSIONS
-
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.arguments import add_inference_arguments, add_tiles, make_parser
-from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.precision import Inference, add_amp, add_onednn
-from vitdense.mm.processes import start_processes
+from vitdense.mm.config.arguments import add_amp, add_inference_arguments, add_onednn, add_tiles, make_parser
 from vitdense.seams import call, done_instead
 
 
@@ -57,6 +50,15 @@ def main() -> None:
     parser.apart("--as-dataset", "--out-dir", "--format", "--indices")
     call("predict", "add_options", parser)
     args = parser.parse_args()
+
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    from vitdense.mm.cli.predict import predict
+    from vitdense.mm.config.model_index import trained_of
+    from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.precision import Inference
+    from vitdense.mm.processes import start_processes
+
     # A work folder or a published model needs no checkpoint: the second argument is then an image.
     if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
         args.images = [*filter(None, [args.checkpoint]), *args.images]

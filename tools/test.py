@@ -7,18 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from mmengine.device import get_device
-from mmengine.dist import is_main_process
-
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
-from vitdense.mm.config.arguments import add_checkpoint, add_run_arguments, add_tiles, make_parser
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.precision import Inference, add_amp, add_onednn
-from vitdense.mm.train.launch import test
+from vitdense.mm.config.arguments import add_amp, add_checkpoint, add_onednn, add_run_arguments, add_tiles, make_parser
+from vitdense.mm.config.asked import Asked
 from vitdense.seams import done_instead
 
 
@@ -32,6 +25,14 @@ def main() -> None:
     add_onednn(parser)
     parser.apart("--tta", "--tiles")
     args = parser.parse_args()
+
+    from mmengine.device import get_device
+
+    from vitdense.mm.config.model_index import trained_of
+    from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.precision import Inference
+    from vitdense.mm.train.launch import test
+
     with exit_on_user_error():
         if (status := done_instead("test", args)) is not None:
             sys.exit(status)
@@ -43,6 +44,8 @@ def main() -> None:
 
 def tell(file: Path | None, metrics: Mapping[str, float]) -> None:
     """Print metrics, and write them to a file if one is asked for."""
+    from mmengine.dist import is_main_process
+
     if not is_main_process():
         return
     for name, value in metrics.items():

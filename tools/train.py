@@ -7,11 +7,7 @@ from typing import NamedTuple
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import add_run_arguments, make_parser, whole_number
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.load import config_of
-from vitdense.mm.config.settings import LOGGERS
-from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.train.launch import prepare_training, train
+from vitdense.mm.config.asked import Asked
 from vitdense.seams import done_instead
 
 
@@ -43,7 +39,9 @@ def main() -> None:
     for name, what in SHORTCUTS.items():
         parser.add_argument(f"--{name}", type=whole_number, metavar="N", help=what.help)
         parser.sets(f"--{name}", *what.keys)
-    parser.add_argument("--log-to", nargs="+", choices=LOGGERS, help="also log to TensorBoard or Weights & Biases")
+    parser.add_argument(
+        "--log-to", nargs="+", choices=("tensorboard", "wandb"), help="also log to TensorBoard or Weights & Biases"
+    )
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
     parser.apart("--resume", "--overwrite", "--fresh")
@@ -55,6 +53,11 @@ def main() -> None:
     parser.sets("--resume", "resume", "load_from")
     parser.sets("--log-to", "settings.log_to")
     args = parser.parse_args()
+
+    from vitdense.mm.config.load import config_of
+    from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.train.launch import prepare_training, train
+
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}

@@ -1,4 +1,7 @@
-"""Damaged files and odd options: every outcome is success or an error of ours. ``make test WHAT=faults EXAMPLES=10000``."""
+"""Damaged files and odd options: every outcome is success or an error of ours.
+
+``make test WHAT=faults EXAMPLES=10000``.
+"""
 
 import copy
 import json

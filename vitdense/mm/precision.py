@@ -10,16 +10,9 @@ import torch
 from mmengine.logging import print_log
 
 from vitdense.layers.onednn import OneDnnLinear, has_onednn, keep_memory
+from vitdense.mm.config.asked import AMP_DTYPES
 from vitdense.mm.errors import ConfigError
 from vitdense.results.tiles import cut
-
-AMP_DTYPES = ("float16", "bfloat16")
-AMP = {  # the option --amp
-    "nargs": "?",
-    "const": "float16",
-    "choices": AMP_DTYPES,
-    "help": "automatic mixed precision: float16 (default) on a GPU; bfloat16 on a GPU, or a CPU that has it",
-}
 
 
 @dataclass(frozen=True)
@@ -60,6 +53,8 @@ class Inference:
     def of(cls, args: argparse.Namespace, **options: object) -> "Inference":
         """The parsed arguments of a tool that has some of these options, and others."""
         given = {option.name: getattr(args, option.name) for option in fields(cls) if option.name in args}
+        if "device" in given:
+            given["device"] = device_of(given["device"])
         return cls(dtype=getattr(torch, args.amp or "float32"), **given, **options)
 
     @property
@@ -94,25 +89,15 @@ class Inference:
             yield
 
 
+def device_of(given: str | None) -> str:
+    """The device of ``--device``; cuda where there is one, else cpu, where none is given."""
+    return given or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def check_score(score_thr: float) -> None:
     """Raise a ConfigError if a minimum score is not from 0 to 1."""
     if not 0 <= score_thr <= 1:  # of NaN neither is true
         raise ConfigError(f"score_thr: got {score_thr}, expected a score from 0 to 1 (--score-thr)")
-
-
-def add_amp(parser: argparse.ArgumentParser) -> None:
-    """Add the option of automatic mixed precision."""
-    parser.add_argument("--amp", **AMP)
-
-
-def add_onednn(parser: argparse.ArgumentParser) -> None:
-    """Add the option of inference on a CPU as torch has it."""
-    parser.add_argument(
-        "--no-onednn",
-        dest="onednn",
-        action="store_false",
-        help="on a CPU: linear layers as torch has them, and memory returned to the system after every layer",
-    )
 
 
 def devices() -> dict[str, int]:

@@ -37,9 +37,10 @@ def main(argv: Sequence[str]) -> int:
     from vitdense.extensions.show.sheet import contact_sheet
     from vitdense.mm.config.model_index import trained_of
     from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.precision import device_of
 
     with exit_on_user_error():
         out = args.out or Path("show") / f"{Path(args.config).stem}_{args.image.stem}.png"
-        options = (args.at[::-1], args.layers, args.device, args.classes)
+        options = (args.at[::-1], args.layers, device_of(args.device), args.classes)
         print(contact_sheet(*trained_of(args), args.image, out, *options))
     return 0

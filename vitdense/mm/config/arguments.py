@@ -8,10 +8,8 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NoReturn
 
-import torch
-
 from vitdense.files import read_text
-from vitdense.mm.config.base import Asked, flat, whole_number
+from vitdense.mm.config.asked import AMP, Asked, whole_number
 from vitdense.seams import call
 
 WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's
@@ -61,7 +59,11 @@ class Parser(argparse.ArgumentParser):
             else:
                 given.add(action.option_strings[-1])
         given.update(["--cfg-options"] if getattr(parsed, "cfg_options", None) else [])
-        keys = flat(getattr(parsed, "cfg_options", {}))
+        keys: Collection[str] = ()
+        if "--cfg-options" in given:
+            from vitdense.mm.config.base import flat  # it imports mm: after the arguments are parsed
+
+            keys = flat(parsed.cfg_options)
         for rule in self.rules:
             if text := rule(given, keys):
                 self.error(text)
@@ -201,7 +203,6 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     add_classes(parser)
     parser.add_argument(
         "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
         help="cpu, or an accelerator that torch finds: cuda, cuda:N, mps, xpu; default: cuda where there is one",
     )
 
@@ -216,3 +217,18 @@ def add_tiles(parser: Parser) -> None:
     )
     parser.add_argument("--overlap", type=float, default=0.2, help="of tiles, as a share of their side; default 0.2")
     parser.need("--overlap", "--tiles")
+
+
+def add_amp(parser: argparse.ArgumentParser) -> None:
+    """Add the option of automatic mixed precision."""
+    parser.add_argument("--amp", **AMP)
+
+
+def add_onednn(parser: argparse.ArgumentParser) -> None:
+    """Add the option of inference on a CPU as torch has it."""
+    parser.add_argument(
+        "--no-onednn",
+        dest="onednn",
+        action="store_false",
+        help="on a CPU: linear layers as torch has them, and memory returned to the system after every layer",
+    )
