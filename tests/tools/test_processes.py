@@ -8,12 +8,10 @@ import time
 
 import pytest
 import torch
-from commands import run_command
 from conftest import REPO
 from test_tools import OF_DETECTORS, SHRINK, environment, tool
 
 pytest.importorskip("mmseg")
-from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
@@ -74,27 +72,6 @@ def same(got, want):
         assert all(torch.equal(x, got[kind][key]) for key, x in want[kind].items())
     for i, state in want["optimizer"]["state"].items():
         assert all(torch.equal(x, got["optimizer"]["state"][i][name]) for name, x in state.items())
-
-
-def test_shards_end_with_the_same_bits(config, trained, tmp_path):
-    """From a file; also those of a run without shards that goes on from their checkpoint, which is a folder."""
-    start = ["--shard", "--resume", trained / "iter_3.pth", "--cfg-options", "default_hooks.checkpoint.interval=1"]
-    torchrun("train", config, "--work-dir", tmp_path / "parts", *start)
-    want, got = (read_checkpoint(str(folder / "iter_6.pth")) for folder in (trained, tmp_path / "parts"))
-    same(got, want)
-    assert not list((tmp_path / "parts").glob(".*parts"))
-    whole = read_checkpoint(str(tmp_path / "parts/weights.pth"))
-    assert all(torch.equal(x, whole["state_dict"][key]) for key, x in want["state_dict"].items())
-    torchrun("train", config, "--work-dir", tmp_path / "copies", "--resume", tmp_path / "parts/iter_4.pth")
-    same(read_checkpoint(str(tmp_path / "copies/iter_6.pth")), want)
-    assert run_command(["test", str(tmp_path / "parts")])[0] == 0
-
-    part = next((tmp_path / "parts/iter_4.pth").glob("*.safetensors"))
-    content = bytearray(part.read_bytes())
-    content[-9] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(CheckpointMismatchError, match="damaged"):
-        read_checkpoint(str(tmp_path / "parts/iter_4.pth"))
 
 
 @pytest.mark.slow
