@@ -1,7 +1,8 @@
 """Transforms of pipelines: the seed of a sample, and images that are read whole or refused."""
 
+import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
@@ -25,12 +26,15 @@ class SeedFromSample(BaseTransform):
     the seed, the run is not reproducible.
     """
 
-    steps: Sequence[Any] = ()  # of the same data set, each with `aug` of albumentations
+    steps: Sequence[Any] | None = None  # of the same data set, each with `aug` of albumentations
 
     def transform(self, results: dict) -> dict:
         index = results["sample_idx"]
         if isinstance(index, SeededIndex):
             seed = seed_everything(*index.key)
+            if self.steps is None:  # in a pipeline that our Runner did not build: mmengine does not tell its steps
+                pipelines = [found for found in gc.get_referrers(self) if isinstance(found, list)]
+                self.steps = _with_generators(step for steps in pipelines for step in steps)
             for i, step in enumerate(self.steps):
                 step.aug.set_random_seed((seed + i) % 2**32)
         return results
@@ -105,10 +109,14 @@ def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def seed_steps(dataset: Any) -> None:
     """Tell every `SeedFromSample` of a built data set which steps have generators of their own."""
     steps = [step for _, step, _, _ in steps_of(dataset)]
-    own = [step for step in steps if hasattr(getattr(step, "aug", None), "set_random_seed")]
+    own = _with_generators(steps)
     for step in steps:
         if isinstance(step, SeedFromSample):
             step.steps = own
+
+
+def _with_generators(steps: Iterable[Any]) -> list[Any]:
+    return [step for step in steps if hasattr(getattr(step, "aug", None), "set_random_seed")]
 
 
 def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, int]]:
