@@ -83,7 +83,8 @@ def watched(logger):
 
 
 def test_a_metric_without_a_value_is_null(tool_here, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitdense.mm.train.launch.test", lambda *_, **__: {"mAP": 0.5, "mAP_s": float("nan")})
+    metrics = {"mAP": 0.5, "mAP_s": float("nan")}
+    monkeypatch.setattr("vitdense.mm.train.launch.test", lambda *args, **_: args[3](metrics))
     weights, out = tmp_path / "model.pth", tmp_path / "metrics.json"
     weights.touch()
     assert tool_here("test", CONFIG, weights, "--out", out)[0] == 0
