@@ -19,28 +19,21 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "vitdense"
 GUESTS = ("research", "extensions")
-TRAINED = {
-    "cascade_swin_nano_shapes": "2",
-    "upernet_swin_nano_shapes": "2",
-    "atss_swin_nano_shapes": "2",
-    "sparse_rcnn_swin_nano_shapes": "2",
-    "reppoints_v2_swin_nano_shapes": "2",
-    "rfdetr_nano_shapes": "2",
-}
-SHORT = ["--cfg-options", "train_cfg.val_interval=2", "train_dataloader.num_workers=0", "val_dataloader.num_workers=0"]
+TRAINED = [f"{name}_shapes" for name in ("cascade_swin_nano", "upernet_swin_nano", "atss_swin_nano")]
+TRAINED += [f"{name}_shapes" for name in ("sparse_rcnn_swin_nano", "reppoints_v2_swin_nano", "rfdetr_nano")]
+SMALL = [f"{split}_dataloader.dataset.draw=dict(num_train=8,num_val=4)" for split in ("train", "val")]
+SMALL = ["--cfg-options", "train_cfg.val_interval=2", *SMALL]
+SMALL += [f"{split}_dataloader.num_workers=0" for split in ("train", "val")]
 DETECTION = "--train data/shapes/annotations/instances_train.json --val data/shapes/annotations/instances_val.json"
-SEGMENTATION = "--images data/shapes/train --labels data/shapes/train_labels --classes a,b,c,d,e,f,g,h,i"
 COMMANDS = [
-    *(f"train {name} --iters {iters} {' '.join(SHORT)}" for name, iters in TRAINED.items()),
-    "train cascade_swin_nano_shapes --resume --iters 2",
-    *(f"test work_dirs/{name}" for name in ("cascade_swin_nano_shapes", "upernet_swin_nano_shapes")),
-    *(f"predict work_dirs/{name} data/shapes/val" for name in ("cascade_swin_nano_shapes", "upernet_swin_nano_shapes")),
+    *(f"train {name} --iters 2 {' '.join(SMALL)}" for name in TRAINED),
+    *(f"test work_dirs/{name}" for name in TRAINED[:2]),
+    *(f"predict work_dirs/{name} data/shapes/val" for name in TRAINED[:2]),
     f"new detection {DETECTION} --images data/shapes/train --val-images data/shapes/val own.py --epochs 1",
     "check own.py",
     "train own.py --iters 1",
     "swap mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py --backbone swin_tiny",
-    "export work_dirs/cascade_swin_nano_shapes --to onnx --unchecked",
-    "export work_dirs/upernet_swin_nano_shapes --to onnx --unchecked",
+    *(f"export work_dirs/{name} --to onnx --unchecked" for name in TRAINED[:2]),
 ]
 PYTHON = [
     "vitdense.load('work_dirs/cascade_swin_nano_shapes')('data/shapes/val/000000.jpg').save('drawn.jpg')",
