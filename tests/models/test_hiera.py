@@ -12,7 +12,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import OptionError
-from vitdense.models.hiera.model import HieraBlock, WindowPosition, plan
+from vitdense.models.hiera.model import WindowPosition
 from vitdense.models.hiera.sizes import HIERA, HieraArch
 
 NANO = ROWS["hiera"].arch
@@ -82,26 +82,28 @@ def test_blocks_of_published_sizes_are_timms(size):
     timm = pytest.importorskip("timm")
     with torch.device("meta"):
         theirs, ours = timm.create_model(f"sam2_hiera_{size}"), Hiera(size)
-    blocks = [
+    blocks = [block for stage in ours.stages for block in stage.blocks]
+    got = [(b.norm1.normalized_shape[0], b.norm2.normalized_shape[0], b.attn) for b in blocks]
+    assert [(dim, out, a.num_heads, a.pools, a.window) for dim, out, a in got] == [
         (b.dim, b.dim_out, b.attn.num_heads, b.q_stride is not None, b.window_size[0] or None) for b in theirs.blocks
     ]
-    assert [(b.dim, b.dim_out, b.num_heads, b.pools, b.window) for b in plan(HIERA[size], 0.0)] == blocks
     assert ours.absolute_pos_embed.table.shape[1:3] == theirs.pos_embed.shape[2:]
 
 
 def by_definition(block, x):
     """The block, window by window: keys and values of padding are the bias, and it is no pixel of a pooled query."""
-    spec, attn = block.spec, block.attn
-    b, h, w, _ = x.shape
-    y = F.layer_norm(x, (spec.dim,), block.norm1.weight, block.norm1.bias, 1e-6)
+    attn = block.attn
+    b, h, w, dim = x.shape
+    dim_out = attn.proj.out_features
+    y = F.layer_norm(x, (dim,), block.norm1.weight, block.norm1.bias, 1e-6)
     qkv = y @ attn.qkv.weight.T + attn.qkv.bias  # [B, H, W, 3*C]
     q, k, v = qkv.chunk(3, dim=-1)
     _, bias_k, bias_v = attn.qkv.bias.chunk(3)
-    step = 2 if spec.pools else 1
-    skip = y @ block.proj.weight.T + block.proj.bias if spec.pools else x
+    step = 2 if attn.pools else 1
+    skip = y @ block.proj.weight.T + block.proj.bias if attn.pools else x
     out_h, out_w = (h + step - 1) // step, (w + step - 1) // step
-    out = x.new_empty(b, out_h, out_w, spec.dim_out)
-    height, width = (spec.window, spec.window) if spec.window else (h, w)
+    out = x.new_empty(b, out_h, out_w, dim_out)
+    height, width = (attn.window, attn.window) if attn.window else (h, w)
     for image in range(b):
         for i in range(out_h):
             for j in range(out_w):
@@ -111,29 +113,29 @@ def by_definition(block, x):
                 places = [(r, c) for r in range(top, top + height) for c in range(left, left + width)]
                 keys = torch.stack([k[image, r, c] if r < h and c < w else bias_k for r, c in places])
                 values = torch.stack([v[image, r, c] if r < h and c < w else bias_v for r, c in places])
-                heads = [t.unflatten(-1, (spec.num_heads, -1)) for t in (query, keys, values)]
+                heads = [t.unflatten(-1, (attn.num_heads, -1)) for t in (query, keys, values)]
                 share = (torch.einsum("hd,nhd->hn", *heads[:2]) / heads[0].shape[-1] ** 0.5).softmax(-1)
                 attended = torch.einsum("hn,nhd->hd", share, heads[2]).flatten()
                 place = skip[pixels].flatten(0, 1).amax(0)
                 out[image, i, j] = place + attn.proj.weight @ attended + attn.proj.bias
-    return out + block.mlp(F.layer_norm(out, (spec.dim_out,), block.norm2.weight, block.norm2.bias, 1e-6))
+    return out + block.mlp(F.layer_norm(out, (dim_out,), block.norm2.weight, block.norm2.bias, 1e-6))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 4], ids=["windows", "pools and global", "smaller windows", "global"])
+@pytest.mark.parametrize(
+    ("number", "pools", "window", "size"),
+    [
+        (0, False, 4, (5, 7)),
+        (1, True, None, (5, 7)),
+        (2, False, 2, (5, 7)),
+        (3, True, 2, (5, 3)),
+        (4, False, None, (5, 7)),
+    ],
+)
 @torch.no_grad()
-def test_a_block_at_odd_sizes_is_the_definition(number):
-    spec = plan(HieraArch(**NANO), 0.0)[number]
-    block = randomised(HieraBlock(spec, 4.0)).double()
-    x = torch.randn(2, 5, 7, spec.dim, dtype=torch.float64)
-    torch.testing.assert_close(block(x), by_definition(block, x), rtol=1e-10, atol=1e-10)
-
-
-@torch.no_grad()
-def test_pooling_windows_at_odd_sizes_are_the_definition():
-    spec = plan(HieraArch(**NANO), 0.0)[3]
-    assert (spec.pools, spec.window) == (True, 2)
-    block = randomised(HieraBlock(spec, 4.0)).double()
-    x = torch.randn(1, 5, 3, spec.dim, dtype=torch.float64)
+def test_a_block_at_odd_sizes_is_the_definition(number, pools, window, size):
+    block = randomised([block for stage in Hiera(NANO).stages for block in stage.blocks][number]).double()
+    assert (block.attn.pools, block.attn.window) == (pools, window)
+    x = torch.randn(2, *size, block.norm1.normalized_shape[0], dtype=torch.float64)
     torch.testing.assert_close(block(x), by_definition(block, x), rtol=1e-10, atol=1e-10)
 
 

@@ -20,7 +20,7 @@ from vitdense.layers.blocks import (
     scaled,
 )
 from vitdense.models.base import Backbone, Stage, drop_path_rates
-from vitdense.models.convnext.sizes import CONVNEXT, ConvNeXtArch
+from vitdense.models.convnext.sizes import CONVNEXT
 
 NORM, RESIDUAL_NORM = partial(LayerNorm, eps=1e-6), partial(ResidualLayerNorm, eps=1e-6)
 
@@ -75,12 +75,6 @@ class ConvDownsample(nn.Module):
         return self.reduction(x).permute(0, 2, 3, 1)  # [B, h, w, 2*C]
 
 
-def plan(arch: ConvNeXtArch, drop_path_rate: float) -> list[list[tuple[int, float]]]:
-    """Channels and stochastic depth of every block, by stage."""
-    rates = iter(drop_path_rates(drop_path_rate, sum(arch.depths)))
-    return [[(arch.embed_dims * 2**i, next(rates)) for _ in range(depth)] for i, depth in enumerate(arch.depths)]
-
-
 class ConvNeXt(Backbone):
     """ConvNeXt: four maps of strides 4, 8, 16 and 32 from an image of any size, each with a LayerNorm.
 
@@ -89,9 +83,6 @@ class ConvNeXt(Backbone):
     Args:
         arch: A row of `CONVNEXT`: ``'tiny'`` to ``'xlarge'``, ``'v2_atto'`` to ``'v2_huge'``; or a dict of the fields
             of `ConvNeXtArch`.
-
-    Raises:
-        ValueError: An unknown arch; `finetune` by the attention, of which it has none.
     """
 
     family = "convnext"
@@ -99,17 +90,13 @@ class ConvNeXt(Backbone):
     def __init__(self, arch: str | Mapping = "tiny", *, drop_path_rate: float = 0.1, **common: Any) -> None:
         super().__init__(drop_path_rate=drop_path_rate, **common)
         row = self.arch = find_arch(arch, CONVNEXT)
-        stages = plan(row, drop_path_rate)
-        dims = [blocks[0][0] for blocks in stages]
+        dims = [row.embed_dims * 2**i for i in range(len(row.depths))]
+        rates = iter(drop_path_rates(drop_path_rate, sum(row.depths)))
         self.patch_embed = PatchEmbed(self.in_channels, dims[0], 4, RESIDUAL_NORM)
         self.absolute_pos_embed = nn.Identity()
-        self.stages = nn.ModuleList(
-            Stage(
-                [ConvNeXtBlock(*spec, grn=row.grn) for spec in blocks],
-                ConvDownsample(dim) if dim < dims[-1] else None,
-                self.with_cp,
-            )
-            for dim, blocks in zip(dims, stages)
-        )
+        self.stages = nn.ModuleList()
+        for dim, depth in zip(dims, row.depths):
+            blocks = [ConvNeXtBlock(dim, next(rates), row.grn) for _ in range(depth)]
+            self.stages.append(Stage(blocks, ConvDownsample(dim) if dim < dims[-1] else None, self.with_cp))
         self.apply(init_transformer)
         self.build_outputs_and_freeze(dims, [4 * 2**i for i in range(len(dims))], NORM)

@@ -6,7 +6,6 @@ of the window position embedding round up and leave padding out, where that code
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,35 +20,9 @@ from vitdense.layers.blocks import Mlp, OverlapPatchEmbed, init_transformer, max
 from vitdense.layers.layout import window_layout
 from vitdense.layers.resize import resize_grid
 from vitdense.models.base import Backbone, Stage, drop_path_rates
-from vitdense.models.hiera.sizes import HIERA, HieraArch
+from vitdense.models.hiera.sizes import HIERA
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
-
-
-@dataclass(frozen=True)
-class BlockSpec:
-    """One block."""
-
-    stage: int  # counted from 0
-    dim: int  # channels of its input
-    dim_out: int  # channels of its output
-    num_heads: int  # attention heads
-    pools: bool  # whether the map is halved
-    window: int | None  # side in tokens of its input; None attends globally
-    drop_path: float  # stochastic depth
-
-
-def plan(arch: HieraArch, drop_path_rate: float) -> list[BlockSpec]:
-    """Every block in order. The first block of a stage has the windows of the stage before, and pools its queries."""
-    specs: list[BlockSpec] = []
-    rates = drop_path_rates(drop_path_rate, sum(arch.depths))
-    for stage, depth in enumerate(arch.depths):
-        for i in range(depth):
-            number, pools = len(specs), stage > 0 and i == 0
-            dim, heads = (width * 2**stage for width in (arch.embed_dims, arch.num_heads))
-            window = None if number in arch.global_indices else arch.window_sizes[stage - pools]
-            specs.append(BlockSpec(stage, dim // 2 if pools else dim, dim, heads, pools, window, rates[number]))
-    return specs
 
 
 class WindowPosition(nn.Module):
@@ -71,24 +44,29 @@ class WindowPosition(nn.Module):
 
 
 class PooledQueryAttention(nn.Module):
-    """Self-attention in windows of queries, which may be max-pooled, and keys and values, which are not."""
+    """Self-attention in windows of queries, which may be max-pooled, and keys and values, which are not.
 
-    def __init__(self, spec: BlockSpec) -> None:
+    Args:
+        window: Side in tokens of the input; None attends globally.
+        pools: Whether the map is halved.
+    """
+
+    def __init__(self, dim: int, dim_out: int, num_heads: int, window: int | None, pools: bool) -> None:
         super().__init__()
-        self.spec = spec
-        self.qkv = nn.Linear(spec.dim, 3 * spec.dim_out)
-        self.proj = nn.Linear(spec.dim_out, spec.dim_out)
+        self.num_heads, self.window, self.pools = num_heads, window, pools
+        self.qkv = nn.Linear(dim, 3 * dim_out)
+        self.proj = nn.Linear(dim_out, dim_out)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalised map ``[B, H, W, dim]`` to ``[B, H, W, dim_out]``, of half the sides rounded up if it pools."""
-        side = self.spec.window
+        side = self.window
         windows = window_layout(x, side and (side, side))
         q, k, v = self.qkv(windows.partition(x)).chunk(3, dim=-1)  # [B*nW, N, C] each
-        if self.spec.pools:
+        if self.pools:
             pooled = pool_map(windows.unpartition(q))  # [B, h, w, C]
             windows = window_layout(pooled, side and (side // 2, side // 2))
             q = windows.partition(pooled)  # [B*nW, N/4, C]
-        heads = (x.unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B*nW, heads, N, d]
+        heads = (x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))  # [B*nW, heads, N, d]
         y = attend(*heads).transpose(1, 2).flatten(2)  # [B*nW, N, C]
         return self.proj(windows.unpartition(y))
 
@@ -99,22 +77,24 @@ def pool_map(x: Tensor) -> Tensor:
 
 
 class HieraBlock(nn.Module):
-    """Attention and MLP, each on a normalised branch; where the map is halved, the skip is projected and pooled."""
+    """Attention and MLP, each on a normalised branch. Where channels double, the map is halved; the skip is projected
+    and pooled."""
 
-    def __init__(self, spec: BlockSpec, mlp_ratio: float) -> None:
+    def __init__(
+        self, dim: int, dim_out: int, num_heads: int, window: int | None, mlp_ratio: float, drop_path: float
+    ) -> None:
         super().__init__()
-        self.spec = spec
-        self.norm1 = LayerNorm(spec.dim)
-        self.attn = PooledQueryAttention(spec)
-        self.norm2 = LayerNorm(spec.dim_out)
-        self.mlp = Mlp(spec.dim_out, int(spec.dim_out * mlp_ratio))
-        self.proj = nn.Linear(spec.dim, spec.dim_out) if spec.pools else None
-        self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
+        self.norm1 = LayerNorm(dim)
+        self.attn = PooledQueryAttention(dim, dim_out, num_heads, window, pools=dim != dim_out)
+        self.norm2 = LayerNorm(dim_out)
+        self.mlp = Mlp(dim_out, int(dim_out * mlp_ratio))
+        self.proj = nn.Linear(dim, dim_out) if dim != dim_out else None
+        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, H, W, dim]`` to ``[B, H, W, dim_out]``, of half the sides rounded up if it pools."""
         y = self.norm1(x)
-        x = pool_map(self.proj(y)) if self.spec.pools else x  # [B, h, w, dim_out]
+        x = pool_map(self.proj(y)) if self.proj is not None else x  # [B, h, w, dim_out]
         x = x + self.drop_path(self.attn(y))  # [B, h, w, dim_out]
         return x + self.drop_path(self.mlp(self.norm2(x)))  # [B, h, w, dim_out]
 
@@ -136,13 +116,21 @@ class Hiera(Backbone):
     ) -> None:
         super().__init__(drop_path_rate=drop_path_rate, **common)
         row = self.arch = find_arch(arch, HIERA)
-        specs = plan(row, drop_path_rate)
+        dims = [row.embed_dims * 2**i for i in range(len(row.depths))]
         self.patch_embed = OverlapPatchEmbed(self.in_channels, row.embed_dims)
         self.absolute_pos_embed = WindowPosition(row.position_grid, row.window_sizes[0], row.embed_dims)
-        self.stages = nn.ModuleList(
-            Stage((HieraBlock(spec, mlp_ratio) for spec in specs if spec.stage == i), with_cp=self.with_cp)
-            for i in range(len(row.depths))
-        )
+        self.stages = nn.ModuleList()
+        rates = drop_path_rates(drop_path_rate, sum(row.depths))
+        number, dim = 0, dims[0]
+        for stage, dim_out in enumerate(dims):
+            blocks = []
+            for _ in range(row.depths[stage]):
+                # The first block of a stage pools its queries, in the windows of the stage before.
+                window = row.window_sizes[stage - (dim != dim_out)]
+                window = None if number in row.global_indices else window
+                heads = row.num_heads * 2**stage
+                blocks.append(HieraBlock(dim, dim_out, heads, window, mlp_ratio, rates[number]))
+                number, dim = number + 1, dim_out
+            self.stages.append(Stage(blocks, with_cp=self.with_cp))
         self.apply(init_transformer)
-        dims = [stage.blocks[-1].spec.dim_out for stage in self.stages]
         self.build_outputs_and_freeze(dims, [4 * 2**i for i in range(len(dims))], norm=LayerNorm)
