@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from cost import CostCounter
@@ -18,10 +19,22 @@ from vitdense.files import atomic_write, read_text
 from vitdense.flops import count, macs, num_params
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model_index import SHAPES, recipes, shape_of
+from vitdense.mm.config.model_index import INDEX
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs/model-zoo.md"
+SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048), "panoptic": (640, 640)}  # at which papers count
+
+
+def recipes() -> list[dict[str, Any]]:
+    """The recipes in configs/metafile.yml."""
+    return yaml.safe_load(read_text(INDEX))["Models"]
+
+
+def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
+    """Image height and width in pixels at which a recipe is counted."""
+    default = SHAPES.get(recipe["Name"].rpartition("_")[2], SHAPES["coco"])
+    return tuple(recipe.get("Metadata", {}).get("Shape") or default)
 
 
 def table(head: str, rows: list[tuple]) -> str:

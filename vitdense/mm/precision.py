@@ -108,15 +108,10 @@ def devices() -> dict[str, int]:
 
 
 def check_device(option: str, device: str) -> None:
-    """Raise if torch does not find a device on this machine.
+    """Raise a ConfigError, which names `option`, if torch does not find a device on this machine.
 
-    Args:
-        option: For the message.
-        device: ``cpu``; or a kind of accelerator that torch knows, such as ``cuda``, ``mps`` or ``xpu``, also with a
-            number: ``cuda:N``.
-
-    Raises:
-        ConfigError: There is no such device.
+    A device is ``cpu``, or a kind of accelerator that torch knows, such as ``cuda``, ``mps`` or ``xpu``, also with a
+    number: ``cuda:N``.
     """
     kinds = devices()
     try:

@@ -112,11 +112,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def set_method(args: argparse.Namespace) -> None:
-    """Set the method of a detector, and whether it trains on boxes alone: as given, or as the machine can train.
-
-    Raises:
-        ConfigError: Options contradict each other.
-    """
+    """Set the method of a detector, and whether it trains on boxes alone: as given, or as the machine can train."""
     if not args.method and not args.base:
         args.method = "cascade" if args.backbone or _gpu_memory() >= MIN_MEMORY else "rfdetr"
         if args.method == "rfdetr":

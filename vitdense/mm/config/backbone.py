@@ -153,16 +153,8 @@ def _same_swin(model: Mapping, cfg: Config) -> dict[str, Any]:
 
 
 def channel_changes(model: Mapping, old: Sequence[int], new: Sequence[int]) -> dict[str, Any]:
-    """What changes in the first parts after the backbone, the neck or else the heads, for maps of other channels.
-
-    Args:
-        model: Config of a detector or segmentor.
-        old: Channels of the maps of its backbone.
-        new: Channels that follow.
-
-    Raises:
-        ConfigError: `in_channels` of a part are not among `old`.
-    """
+    """What changes in the first parts after the backbone, the neck or else the heads, for `new` channels of its maps in
+    place of `old`."""
     keys = ["neck"] if model.get("neck") else [key for key in model if key.endswith("_head") and model[key]]
     changes = {}
     for key in keys:

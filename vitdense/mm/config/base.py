@@ -27,13 +27,8 @@ def has_dicts(node: Any) -> bool:
 
 
 def flat(node: Any, key: str = "", opens: Callable[[Any], bool] = has_parts) -> dict[str, Any]:
-    """The values in a part of a config by dotted keys; an empty dict or list is a value.
-
-    Args:
-        node: The part.
-        key: Of the part.
-        opens: Whether a part has values, rather than being one.
-    """
+    """The values in a part `node` of a config by dotted keys, which begin with `key`; an empty dict or list is a value.
+    `opens` says whether a part has values, rather than being one."""
     if not opens(node):
         return {key: node}
     parts = node.items() if isinstance(node, dict) else enumerate(node)
@@ -76,13 +71,7 @@ class Change(NamedTuple):
 
 
 def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[Change] | None = None) -> None:
-    """Change a config in place, pass by pass.
-
-    Args:
-        passes: Of `vitdense.mm.config.passes`.
-        cfg: The config.
-        asked: What for.
-        changes: Gets what each pass changed.
+    """Change a config in place, pass by pass; `changes` gets what each changed.
 
     Raises:
         ConfigError: What is asked does not fit the config or itself; two of it contradict each other.

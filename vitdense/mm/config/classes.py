@@ -235,13 +235,8 @@ def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -
 
 
 def follow_checkpoint(cfg: Config, checkpoint: str, classes: Sequence[str] | None, fresh: bool = False) -> None:
-    """Give a config the classes in the order of a checkpoint, which its outputs and its optimizer have.
-
-    Args:
-        cfg: After `follow_classes`; changed in place.
-        checkpoint: Its name in messages.
-        classes: Of the checkpoint; None: it has no names.
-        fresh: The heads keep their initial values: other classes are meant.
+    """Give a config, after `follow_classes`, the classes in the order of a checkpoint, which its outputs and its
+    optimizer have. `fresh`: its heads are not loaded, for other classes are meant.
 
     Raises:
         ConfigError: Its classes are others.

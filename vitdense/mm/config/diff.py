@@ -69,13 +69,7 @@ def _test_pipeline(config: Mapping) -> Any:
 
 
 def differences(saved: Mapping, given: Mapping, keys: Collection[str]) -> list[str]:
-    """The differences under dotted keys, a line each: ``model.neck.out_channels: 256, in the checkpoint 128``.
-
-    Args:
-        saved: See `read_saved`.
-        given: The config in use.
-        keys: Dotted keys.
-    """
+    """The differences under dotted keys, a line each: ``model.neck.out_channels: 256, in the checkpoint 128``."""
     lines = [line for key in keys for line in _lines(key, find(saved, key), find(given, key))]
     return [*lines[:SHOWN], f"and {len(lines) - SHOWN} others"] if len(lines) > SHOWN else lines
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import yaml
 from mmengine.config import Config
@@ -25,7 +25,6 @@ from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.work_folder import find_checkpoint
 
 INDEX = CONFIGS / "metafile.yml"
-SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048), "panoptic": (640, 640)}  # at which papers count
 LICENCE = "Apache-2.0"  # of mmdet and mmseg
 DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 
@@ -110,18 +109,6 @@ def fetched(cfg: Config) -> dict[str, str]:
 def list_published() -> list[str]:
     """All names, in the order of the indices."""
     return [row.name for row in _read("Weights")]
-
-
-def recipes() -> list[dict[str, Any]]:
-    """The recipes in configs/metafile.yml."""
-    return yaml.safe_load(read_text(INDEX))["Models"]
-
-
-def shape_of(recipe: Mapping[str, Any]) -> tuple[int, int]:
-    """Image height and width in pixels at which a recipe is counted."""
-    return tuple(
-        recipe.get("Metadata", {}).get("Shape") or SHAPES.get(recipe["Name"].rpartition("_")[2], SHAPES["coco"])
-    )
 
 
 def _read(text: str) -> Iterator[Published]:

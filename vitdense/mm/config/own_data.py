@@ -102,11 +102,7 @@ class Data:
 
 
 def read(args: argparse.Namespace) -> Data:
-    """Read the data that the options of `vitdense new` name.
-
-    Raises:
-        ConfigError: They cannot be read, or other options do not fit them.
-    """
+    """Read the data that the options of `vitdense new` name."""
     return (_label_maps if args.task == "segmentation" else _annotated)(args)
 
 
@@ -188,7 +184,6 @@ def _label_maps(args: argparse.Namespace) -> Data:
 
 
 def describe(task: str, names: Sequence[str], train: Sized, val: Sized) -> str:
-    """The task and the data in a line."""
     images = f"images to train: {len(train)}, to validate: {len(val)}"
     return f"{task}, {len(names)} classes ({join_some(names)}); {images}."
 
@@ -228,11 +223,7 @@ def _below(path: Path, root: str) -> str:
 
 
 def config_text(args: argparse.Namespace, data: Data) -> str:
-    """The text of a config.
-
-    Raises:
-        ConfigError: There is no such backbone or base config, or they do not fit.
-    """
+    """The text of a config."""
     if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
         raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
     base = find_config(args.base) if args.base else _recipe(args)
@@ -337,10 +328,8 @@ def _replacing(cfg: Config, split: str, own: str | None) -> dict[str, Any]:
 
 
 def _recipe(args: argparse.Namespace) -> Path:
-    if args.task == "panoptic":
-        return find_config(PANOPTIC)
-    if args.task == "segmentation":
-        return find_config(SEGMENTORS[args.head or "upernet"])
+    if args.task != "detection":
+        return find_config(PANOPTIC if args.task == "panoptic" else SEGMENTORS[args.head or "upernet"])
     labels = vars(args).get("labels")
     return find_config(labels.recipe if labels else DETECTORS[args.method, args.boxes])
 
