@@ -74,11 +74,7 @@ def changed_lines(cfg: Config, backbone: str | None) -> str:
 
 
 def try_model(path: Path, name: str) -> str:
-    """Build the model of a config, with random weights, and predict; the name of its class.
-
-    Raises:
-        ConfigError: It does not build or run.
-    """
+    """Build the model of a config, with random weights, and predict; the name of its class."""
     meta = {"img_shape": (SIDE, SIDE), "ori_shape": (SIDE, SIDE), "scale_factor": (1.0, 1.0)}
     try:
         cfg = load_config(path)

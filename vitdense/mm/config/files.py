@@ -54,11 +54,7 @@ def find_config(name: str | Path) -> Path:
 
 
 def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """The file of a config, and those of its bases, each once.
-
-    Args:
-        path: The file.
-        above: Files that inherit from it.
+    """The file of a config, and those of its bases, each once; `above` are files that inherit from it.
 
     Raises:
         ConfigError: A file is no Python, has a byte-order mark, does not exist, or inherits from itself.

@@ -48,10 +48,6 @@ def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     data or metric of a config equal those of validation, options of validation apply to both; a validation that is left
     out (None) leaves the test as it is.
 
-    Args:
-        cfg: The config, as its file has it.
-        options: Dotted keys and values.
-
     Raises:
         ConfigError: Two options set the same key.
     """

@@ -138,11 +138,7 @@ def save_whole_steps(cfg: Config, asked: Asked) -> None:
 
 
 def check_saves(cfg: Config, asked: Asked) -> None:
-    """See that a training saves its checkpoints where, and by the names by which, they are found.
-
-    Raises:
-        ConfigError: It does not.
-    """
+    """See that a training saves its checkpoints where, and by the names by which, they are found."""
     saves = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     if saves.get("out_dir"):
         raise ConfigError(

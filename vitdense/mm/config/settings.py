@@ -88,11 +88,8 @@ def set_loggers(cfg: Config) -> None:
 def set_length(cfg: Config, given: Collection[str] = ()) -> None:
     """Set the length of a run, in place. `TIMES` that have its unit keep their share of the run.
 
-    A schedule that already ends with the run is left as it is, and so are the other times then.
-
-    Args:
-        cfg: The config.
-        given: Dotted keys of the user's own options, which apply later.
+    A schedule that already ends with the run is left as it is, and so are the other times then. `given` has the dotted
+    keys of the user's own options, which apply later.
 
     Raises:
         ConfigError: The config counts in the other unit, its schedule ends elsewhere, or a hook that is not known has

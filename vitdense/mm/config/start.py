@@ -21,12 +21,8 @@ from vitdense.mm.work_folder import WorkFolder
 
 
 def check_folder(cfg: Config, asked: Asked) -> None:
-    """See that a training may write into its work folder.
-
-    Raises:
-        ConfigError: The folder has checkpoints of a training that neither goes on nor is to be overwritten; or the
-            training would replace a file of the user.
-    """
+    """Refuse a work folder with checkpoints of a training that neither goes on nor is to be overwritten, or with a file
+    of the user that the training would replace."""
     if asked.overwrite is None:
         return
     folder = WorkFolder(cfg.work_dir)
@@ -74,11 +70,7 @@ def resume(cfg: Config, asked: Asked) -> None:
 
 
 def load_tested(cfg: Config, asked: Asked) -> None:
-    """Load a checkpoint to test; an exported file is the model itself, see `vitdense.mm.config.model.test_exported`.
-
-    Raises:
-        ConfigError: An exported file is to be augmented, tiled or cast.
-    """
+    """Load a checkpoint to test; an exported file is the model itself, see `vitdense.mm.config.model.test_exported`."""
     if asked.exported and (asked.tta or asked.inference.tiles or asked.inference.amp != "float32"):
         raise ConfigError(f"{asked.exported}: got --tta, --tiles or --amp too, expected none with an exported file")
     cfg.load_from, cfg.resume = None if asked.exported else asked.checkpoint, False
@@ -92,11 +84,7 @@ def _load_everything(cfg: Config) -> None:
 
 
 def follow_outputs(cfg: Config, asked: Asked) -> None:
-    """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported.
-
-    Raises:
-        ConfigError: Its classes are others.
-    """
+    """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported."""
     saved, options = cfg.get("load_from"), [hook for _, hook in hooks(cfg)]
     if asked.exported:
         from vitdense.mm.heads.exported import open_program  # which registers a model
