@@ -173,7 +173,7 @@ def test_what_a_trunk_cannot_is_refused_in_one_line(name, options, match):
 
 
 class Pool(nn.Module):
-    """Maps of strides that one size alone does not tell apart: 63 and 64."""
+    """One map of a stride."""
 
     def __init__(self, stride):
         super().__init__()
@@ -184,13 +184,13 @@ class Pool(nn.Module):
         return [self.pool(self.conv(x))]
 
 
-def test_strides_are_measured_and_a_wrong_word_is_not_believed():
-    run = partial(measure, "pool", in_channels=3, maps=lambda trunk, x: trunk(x))
+@pytest.mark.parametrize("stride", [1, 14, 16, 31, 32])
+def test_strides_are_measured_and_a_wrong_word_is_not_believed(stride):
+    run = partial(measure, "pool", in_channels=3, maps=lambda trunk, x: trunk(x), multiples=(1,))
     with torch.device("meta"):
-        assert run(trunk=Pool(24), multiples=(1,), stated=(16,)).strides == (24,)
-        assert run(trunk=Pool(64), multiples=(1,), stated=(64,)).strides == (64,)
-        with pytest.raises(OptionError, match="no strides"):  # 63 and 64 explain them
-            run(trunk=Pool(64), multiples=(1,), stated=())
+        assert run(trunk=Pool(stride)).strides == run(trunk=Pool(stride), strides=[stride]).strides == (stride,)
+        with pytest.raises(OptionError, match="no strides"):
+            run(trunk=Pool(stride), strides=[stride + 1])
 
 
 @pytest.mark.long

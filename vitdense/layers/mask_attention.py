@@ -122,9 +122,6 @@ def decode(
 
     Returns:
         Predictions, the last one last.
-
-    Raises:
-        ValueError: Another number of probabilities than of blocks.
     """
     if probabilities is not None and len(probabilities) != len(steps):
         raise OptionError(

@@ -93,9 +93,6 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
 
     Returns:
         ``[2H - 1, 2W - 1, heads]``.
-
-    Raises:
-        ValueError: There is no such rule, or the table is too small for it.
     """
     check_choice("resize", rule, RULES)
     new = (2 * window[0] - 1, 2 * window[1] - 1)

@@ -1,4 +1,4 @@
-"""What a trunk of another project returns, measured on the meta device: what it says of itself may be wrong."""
+"""What a trunk of another project returns, tried on the meta device: what it says of itself may be wrong."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from vitdense.checkpoint.formats import one_line
 from vitdense.errors import OptionError
 
-SIZES = (
-    (500, 375),
-    (737, 1001),
-)  # of images (h, w) in pixels: one stride alone of those up to 32 explains the maps
-LARGEST_STRIDE = 128
+# Of images (h, w) in pixels: one stride alone of those up to 32 explains the maps, also where some sizes round down.
+SIZES = ((500, 375), (737, 1001))
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def measure(
     maps: Callable[[nn.Module, Tensor], Sequence[Tensor]],
     in_channels: int,
     multiples: Iterable[int],
-    stated: Sequence[int],
+    strides: Sequence[int] | None = None,
 ) -> Facts:
     """The facts of a trunk on the meta device, in eval mode.
 
@@ -42,12 +39,12 @@ def measure(
         name, in_channels: Of the trunk.
         maps: All outputs ``[B, C_i, H_i, W_i]`` of a trunk and images ``[B, in_channels, H, W]``.
         multiples: Tried in turn.
-        stated: Strides by its own word, which decides where several explain the maps; empty for none.
+        strides: Of the outputs, by its own word; None where it says none.
 
     Raises:
-        OptionError: At no multiple it takes images of both `SIZES`, with maps that have strides.
+        OptionError: At no multiple it takes images of `SIZES`, with maps that have these strides.
     """
-    names, refused = {module: name for name, module in trunk.named_modules()}, []
+    names, refused = {module: name for name, module in trunk.named_modules()}, ""
     for multiple in multiples:
         images = [tuple(-(-n // multiple) * multiple for n in size) for size in SIZES]
         called: set[str] = set()
@@ -56,26 +53,20 @@ def measure(
             with hook, torch.inference_mode(False), torch.enable_grad(), torch.device("meta"):
                 passes = [maps(trunk, torch.empty(1, in_channels, *image)) for image in images]
         except Exception as error:  # code of another project can raise anything
-            refused.append(f"with images of {images[0]} pixels, {type(error).__name__}: {one_line(error)}")
+            refused = f"with images of {images[0]} pixels, {type(error).__name__}: {one_line(error)}"
             continue
-        strides = [_stride(images, outs, multiple > 1, stated[i : i + 1]) for i, outs in enumerate(zip(*passes))]
-        if strides and None not in strides:
+        sizes = [[tuple(x.shape[2:]) for x in outs] for outs in zip(*passes)]  # of every output
+        found = strides or [next((s for s in range(1, 33) if _sizes(images, s) == of), 1) for of in sizes]
+        if sizes and sizes == [_sizes(images, stride) for stride in found]:
             channels = tuple(x.shape[1] for x in passes[0])
-            return Facts(channels, tuple(strides), multiple, _stages(trunk, passes[0]), frozenset(called))
-        shapes = [tuple(x.shape) for x in passes[0]]
-        refused.append(f"no strides explain its maps {shapes} of images of {images[0]} pixels")
-    raise OptionError(f"{name} is no trunk for images of any size: {refused[-1]}")
+            return Facts(channels, tuple(found), multiple, _stages(trunk, passes[0]), frozenset(called))
+        shapes = [size for size, _ in sizes]
+        refused = f"no strides, stated {strides}, explain its maps {shapes} of images of {images[0]} pixels"
+    raise OptionError(f"{name} is no trunk for images of any size: {refused}")
 
 
-def _stride(images: Sequence[tuple], outs: Sequence[Tensor], is_padded: bool, stated: Sequence[int]) -> int | None:
-    """The stride that explains an output of all images, of padded ones without a rest; None for none or several."""
-    if any(x.ndim != 4 for x in outs):
-        return None
-    pairs = [pair for image, x in zip(images, outs) for pair in zip(image, x.shape[2:])]
-    fit = [s for s in range(1, LARGEST_STRIDE + 1) if all(-(-n // s) == side for n, side in pairs)]
-    fit = [s for s in fit if not is_padded or all(n % s == 0 for n, _ in pairs)]
-    fit = fit if len(fit) == 1 else [s for s in fit if s in stated]
-    return fit[0] if fit else None
+def _sizes(images: Sequence[tuple[int, int]], stride: int) -> list[tuple[int, ...]]:
+    return [tuple(-(-n // stride) for n in image) for image in images]
 
 
 def _stages(trunk: nn.Module, maps: Sequence[Tensor]) -> tuple[frozenset[str], ...]:

@@ -36,8 +36,8 @@ class ForeignTrunk(Backbone):
     Arguments not listed here: see `Backbone`.
 
     A subclass has `build`, which makes the trunk; `maps`, all its outputs ``[B, C_i, H_i, W_i]`` or those of some
-    indices; `scales`, the numbers of pixels that sides may have to be multiples of, and its strides by its own word;
-    and `recompute`, which turns activation checkpointing on.
+    indices; `scales`, the numbers of pixels that sides may have to be multiples of, and its strides by its own word,
+    if it says them; and `recompute`, which turns activation checkpointing on.
 
     Args:
         arch: Its name.
@@ -158,8 +158,8 @@ class TimmTrunk(ForeignTrunk):
 
     @classmethod
     def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], Sequence[int]]:
-        stated = [row["reduction"] for row in trunk.feature_info]
-        return (1, max(stated), 2 * max(stated), trunk.pretrained_cfg["input_size"][-1]), stated
+        strides = [row["reduction"] for row in trunk.feature_info]
+        return (1, max(strides), 2 * max(strides), trunk.pretrained_cfg["input_size"][-1]), strides
 
     def recompute(self) -> None:
         try:
@@ -208,9 +208,9 @@ class TransformersTrunk(ForeignTrunk):
         return maps if indices is None else [maps[i] for i in indices]
 
     @classmethod
-    def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], Sequence[int]]:
+    def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], None]:
         patch = getattr(trunk.config, "patch_size", 1)
-        return (1, max(patch) if isinstance(patch, Sequence) else patch, 32), ()
+        return (1, max(patch) if isinstance(patch, Sequence) else patch, 32), None
 
     def recompute(self) -> None:
         if not self.trunk.supports_gradient_checkpointing:

@@ -14,11 +14,7 @@ from vitdense.families import UNIT, Model
 
 @cache
 def foreign_row(name: str) -> Model | None:
-    """The row of a name, with the statistics and the licence that the project states; None for another name.
-
-    Raises:
-        OptionError: The files of transformers cannot be had, or do not say how images are normalised.
-    """
+    """The row of a name, with the statistics and the licence that the project states; None for another name."""
     project, _, arch = name.partition("://")
     if project == "timm":
         return _timm_row(name, arch)

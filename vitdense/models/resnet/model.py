@@ -82,9 +82,6 @@ class ResNet(Backbone):
             fields of `ResNetArch`.
         norm_eval: Keep all BNs in eval mode while training, as mmdet does with pretrained weights: their statistics
             stay. Set it to False to train from random weights.
-
-    Raises:
-        ValueError: An unknown arch; `finetune` by the attention or the MLPs, which it does not have.
     """
 
     family = "resnet"

@@ -44,9 +44,6 @@ class JointViT(ViT):
 
     Args:
         num_joint_blocks: How many blocks the queries take part in: 3 of 12, 4 of 24, 5 of 40.
-
-    Raises:
-        ValueError: As many blocks as there are, or more.
     """
 
     def __init__(self, num_joint_blocks: int, **options: Any) -> None:

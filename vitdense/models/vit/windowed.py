@@ -38,9 +38,6 @@ class WindowedViT(ViT):
         num_windows: Windows along a side; 1 for none.
         global_indices: Blocks without windows; None for the block after each output: 3, 6 and 9 of 12 with the outputs
             2, 5, 8 and 11, as RF-DETR has it.
-
-    Raises:
-        ValueError: No windows, blocks that do not exist, or an option that is refused.
     """
 
     archs: Mapping[str, ViTArch] = {
