@@ -17,7 +17,6 @@ import torch
 from PIL import Image, ImageFile
 
 import vitdense
-from vitdense.checkpoint import fill
 from vitdense.mm import precision, predictor
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -89,7 +88,6 @@ def test_the_kinds_of_images(model, photos):
 
 
 def test_parameters_are_the_tensors_of_the_file(folders, model, photos, monkeypatch):
-    monkeypatch.setattr(fill, "LARGE", 0)  # mmdet's constructors do with meta parameters of any size
     builds = []
     monkeypatch.setattr(predictor, "build_model", lambda cfg: builds.append(1) or build_model(cfg))
     for folder in folders.values():

@@ -22,7 +22,7 @@ from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.cli import new
 from vitdense.mm.cli.swap import try_model
-from vitdense.mm.config import own_data
+from vitdense.mm.config import files, own_data
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import fetched
@@ -189,7 +189,8 @@ def test_every_model_of_the_table(boxes, name, capsys):
 def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monkeypatch):
     ruff = Path(sys.executable).with_name("ruff")
     boxes(names=[f"a long name of class {i}" for i in range(9)])
-    monkeypatch.setattr(own_data, "CONFIGS", Path.cwd() / "configs")
+    for module in (own_data, files):
+        monkeypatch.setattr(module, "CONFIGS", Path.cwd() / "configs")
     monkeypatch.setattr(console, "TOOLS", Path.cwd() / "tools")
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0

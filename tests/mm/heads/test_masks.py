@@ -168,17 +168,18 @@ def test_other_detectors_are_refused():
         build_model(ConfigDict(model={"type": "vitdense.InstanceTTAModel", "tta_cfg": {}, "module": cfg.model}))
 
 
-def found_by(detector):
+def found_by(detector, score_thr=0.0):
     pixels, sample = view(image(), scale=2)
+    sample.set_metainfo({"mask_score_thr": score_thr})
     with torch.no_grad():
         (out,) = build(detector).test_step({"inputs": [pixels], "data_samples": [sample]})
     return out.pred_instances
 
 
-def as_rle(detector, score_thr=0.0):
+def as_rle(detector):
     cfg, weights = detector
     cfg = copy.deepcopy(cfg)
-    use_rle(cfg.model, score_thr)
+    use_rle(cfg.model)
     return cfg, weights
 
 
@@ -194,7 +195,7 @@ def test_masks_as_rle_are_those_of_mmdet(detector):
 def test_masks_as_rle_are_not_made_below_the_score(detector):
     want = found_by(detector)
     threshold = want.scores.median().item()
-    got = found_by(as_rle(detector, threshold))
+    got = found_by(as_rle(detector), threshold)
     assert torch.equal(got.bboxes, want.bboxes)
     assert [mask is not None for mask in got.masks] == (want.scores >= threshold).tolist()
     kept = got[got.scores >= threshold]

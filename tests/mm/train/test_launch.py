@@ -120,7 +120,8 @@ def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor):
     cfg = make()
     cfg.test_dataloader.dataset = dict(type="ConcatDataset", datasets=2 * [cfg.test_dataloader.dataset])
     tested = built(cfg, Asked(checkpoint=checkpoint, tta=True))
-    assert [part.pipeline for part in tested.test_dataloader.dataset.datasets] == 2 * [cfg.tta_pipeline]
+    types = [[step.type for step in part.pipeline] for part in tested.test_dataloader.dataset.datasets]
+    assert types == 2 * [["vitdense.LoadImage", "TestTimeAug"]]
     assert cfg.model.type != tested.model.type == cfg.tta_model.type  # which leaves the config as it is saved
 
 

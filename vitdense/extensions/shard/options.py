@@ -28,7 +28,7 @@ def change(cfg: "Config", args: argparse.Namespace) -> None:
 
     if cfg.get("runner_type") == RUNNER:
         del cfg.runner_type  # of the run whose config this is
-    if not args.shard:
+    if not getattr(args, "shard", False):
         return
     if cfg.launcher == "none":
         raise ConfigError(

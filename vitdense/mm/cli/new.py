@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         check_new_file(args.out, args.force)
         if args.task == "detection":
             kinds = [module.labels(args) for module in options_of("new detection")]
-            args.labels = next(filter(None, kinds), None)
+            args.label_kind = next(filter(None, kinds), None)
             set_method(args)
         data = read(args)
         text = config_text(args, data)

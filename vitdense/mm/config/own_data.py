@@ -262,7 +262,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     changed = Config({"model": model})
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-    labels: Labels | None = vars(args).get("labels")
+    labels: Labels | None = vars(args).get("label_kind")
     changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data)})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
     lines = [
@@ -330,7 +330,7 @@ def _replacing(cfg: Config, split: str, own: str | None) -> dict[str, Any]:
 def _recipe(args: argparse.Namespace) -> Path:
     if args.task != "detection":
         return find_config(PANOPTIC if args.task == "panoptic" else SEGMENTORS[args.head or "upernet"])
-    labels = vars(args).get("labels")
+    labels = vars(args).get("label_kind")
     return find_config(labels.recipe if labels else DETECTORS[args.method, args.boxes])
 
 
@@ -342,7 +342,7 @@ def _check_base(cfg: Config, args: argparse.Namespace) -> None:
     for split in ("train", "val"):
         if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
             raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
-    kind, labels = cfg.train_dataloader.dataset.type, vars(args).get("labels")
+    kind, labels = cfg.train_dataloader.dataset.type, vars(args).get("label_kind")
     module = kind_of(find_class(DATASETS, kind, cfg))
     if module is not (kind_of(find_class(DATASETS, labels.dataset, cfg)) if labels else None):
         fix = f"expected {labels.dataset}" if labels else "give the option for its labels"
