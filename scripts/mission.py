@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from vitdense.files import read_text
+
 REPO = Path(__file__).resolve().parents[1]
 PACKAGE = REPO / "vitdense"
 GUESTS = ("research", "extensions")
@@ -45,7 +47,7 @@ PYTHON = [
 
 def functions(path: Path) -> Iterator[tuple[str, int]]:
     """Name and first line (of decorators, as code objects have it) of every function of a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(read_text(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, min([node.lineno, *(one.lineno for one in node.decorator_list)])
 
@@ -61,7 +63,7 @@ def record(out: Path) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(root):
             seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
 
-    atexit.register(lambda: out.write_text(json.dumps(sorted(seen))))
+    atexit.register(lambda: out.write_text(json.dumps(sorted(seen)), encoding="utf-8"))
     threading.setprofile(entered)
     sys.setprofile(entered)
 
@@ -101,7 +103,7 @@ def main() -> None:
             print(f"{done.returncode} {step[:110]}", flush=True)
             if done.returncode:
                 print(done.stdout[-600:], done.stderr[-1500:])
-            seen |= {tuple(one) for one in json.loads(out.read_text())}
+            seen |= {tuple(one) for one in json.loads(read_text(out))}
     report(seen, args.never)
 
 

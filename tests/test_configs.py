@@ -65,7 +65,8 @@ def test_config_builds_and_its_parts_fit(path):
         necks = cfg.model.neck if isinstance(cfg.model.neck, list) else [cfg.model.neck]
         inputs = necks[0].in_channels
         assert [x.shape[1] for x in model.backbone(image)] == (inputs if isinstance(inputs, list) else [inputs])
-        assert len(maps) == necks[-1].get("num_outs", len(getattr(model.neck, "out_channels", (1,))))
+        outputs = getattr(model.neck, "out_channels", (1,))
+        assert len(maps) == (necks[-1].get("num_outs") or len(outputs))
     if "panoptic_head" not in cfg.model:  # whose numbers mm's tools take from a complete config
         heads = [part for name, part in model.named_modules() if re.search(r"(bbox|mask|decode)_head", name)]
         numbers = {head.num_classes for head in heads if hasattr(head, "num_classes")}

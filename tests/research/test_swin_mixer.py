@@ -101,7 +101,7 @@ def test_padding_comes_after_the_norm_and_adds_nothing():
     with torch.no_grad():
         own = layer.weight[:, 2, 2, 2, 2, None] * block.norm1(x)[0, 0, 0].view(2, 4) + layer.bias[:, 2, 2, None]
         mixed = x + own.flatten()
-        torch.testing.assert_close(block(x), mixed + block.mlp(block.norm2(mixed)))
+        torch.testing.assert_close(block(x, None), mixed + block.mlp(block.norm2(mixed)))
 
 
 def test_odd_blocks_shift_unless_told():

@@ -13,7 +13,6 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from vitdense.__main__ import main
 from vitdense.mm.checks import check
-from vitdense.mm.cli import new
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.files import find_config
@@ -34,7 +33,6 @@ def shapes(tmp_path_factory):
 def reversed_files(shapes, tmp_path, monkeypatch):
     """In the working folder: the data with the categories in reverse, stuff first, and other numbers."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(new, "estimate", lambda config: "estimate: replaced")
     for split in ("train", "val"):
         Path(split).symlink_to(shapes / split)
         Path(f"ids_{split}").symlink_to(shapes / "panoptic" / split)
