@@ -45,11 +45,6 @@ def main() -> None:
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
     parser.apart("--resume", "--overwrite", "--fresh")
-    # The config that a training saved has what these said.
-    parser.apart(
-        *("--resume", "--overwrite", "--fresh", "--amp", "--auto-scale-lr"),
-        "--print-config",
-    )
     parser.sets("--resume", "resume", "load_from")
     parser.sets("--log-to", "settings.log_to")
     args = parser.parse_args()
