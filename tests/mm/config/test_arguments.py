@@ -58,8 +58,6 @@ def test_errors_of_a_parser_are_one_line(argv, named, capsys):
         ("predict x y z --as-dataset a --indices", "--indices"),
         ("export x y --to onnx --calibrate a", "--int8"),
         ("export x y --to onnx --int8-bound 0.2", "--int8"),
-        ("export x y --to onnx --joined z --cfg-options a=1", "--cfg-options"),
-        ("predict x y --classes a,b --joined z", "--joined"),
     ],
 )
 def test_options_of_the_tools_that_contradict_each_other_are_refused(repo, monkeypatch, capsys, command, named):
