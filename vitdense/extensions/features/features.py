@@ -138,6 +138,8 @@ def frozen_trunk(model: nn.Module) -> nn.Module:
     trunk = getattr(model, "backbone", None)
     if trunk is None:
         raise ConfigError(f"{OPTION}: got {type(model).__name__}, without a backbone, expected one with a frozen trunk")
+    if any(hasattr(x, "device_mesh") for x in trunk.parameters()):
+        raise ConfigError(f"{OPTION}: got --shard too, whose parts have no digest of the trunk; give one of the two")
     if trains := [name for name, x in trunk.named_parameters() if x.requires_grad]:
         raise ConfigError(
             f"{OPTION}: model.backbone trains {len(trains)} tensors, such as {trains[0]}, so that its maps change; "
