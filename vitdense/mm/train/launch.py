@@ -82,8 +82,8 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
     with WorkFolder(cfg.work_dir).hold():
-        name = cfg.get("runner_type", "vitdense.mm.train.runner.Runner")  # mmengine's key
-        kind = get_object_from_string(name)
+        name = cfg.get("runner_type", "Runner")  # mmengine's key, and the name of its own, in whose place ours is
+        kind = Runner if name == "Runner" else get_object_from_string(name)
         if kind is None or not issubclass(kind, Runner):
             raise ConfigError(f"runner_type: got {name}, expected the dotted path of a class that is a {Runner}")
         runner = _runner(cfg, kind=kind)
