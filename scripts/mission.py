@@ -33,12 +33,12 @@ COMMANDS = [
     *(f"predict work_dirs/{name} data/shapes/val" for name in TRAINED[:2]),
     f"new detection {DETECTION} --images data/shapes/train --val-images data/shapes/val own.py --epochs 1",
     "check own.py",
-    "train own.py --iters 1",
+    "train own.py --epochs 1",
     "swap mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py --backbone swin_tiny",
     *(f"export work_dirs/{name} --to onnx --unchecked" for name in TRAINED[:2]),
 ]
 PYTHON = [
-    "vitdense.load('work_dirs/cascade_swin_nano_shapes')('data/shapes/val/000000.jpg').save('drawn.jpg')",
+    "vitdense.load('work_dirs/cascade_swin_nano_shapes')('data/shapes/val/000001.jpg').save('drawn.jpg')",
     "maps = vitdense.create('swin_tiny')(torch.rand(1, 3, 65, 50))",
     "vitdense.list_models('swin*')",
     "maps = vitdense.create('mvitv2_tiny')(torch.rand(1, 3, 65, 50))",
