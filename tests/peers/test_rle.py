@@ -39,5 +39,4 @@ def test_codes(size):
         read = Result(image=None, names=("a",), palette=[(0, 0, 0)], boxes=boxes.numpy(), rle=codes)
         np.testing.assert_array_equal([read.mask(i) for i in range(6)], drawn)
         for code in codes:
-            assert list(outline(code).box) == rle.toBbox(code).tolist()
-            assert outline(code).area == rle.area(code)
+            assert outline(code) == (rle.toBbox(code).tolist(), rle.area(code))

@@ -64,16 +64,11 @@ def test_long_lists_of_ids_are_cut():
 
 
 def test_images_with_too_much_for_memory_are_named():
-    """A million annotations, or large masks of many objects."""
-    images = [{"id": i, "file_name": f"{i}.jpg", "width": 10_000, "height": 10_000} for i in (7, 8)]
-    box = {"category_id": 9, "bbox": [1, 1, 9, 9], "area": 81}
-    boxes = [{"id": i, "image_id": 7, **box, "bbox": [i / 10, 1, 9, 9]} for i in range(30_000)]
-    masked = [{**one, "id": -1 - one["id"], "image_id": 8, "segmentation": [[1, 1, 9, 1, 9, 9]]} for one in boxes[:50]]
-    data = content() | {"images": images, "annotations": boxes + masked}
-    assert faults(data) == ["images have over 20000 annotations; cut them into tiles: 1, 50 % of 2 (images 7)"]
-    assert faults(data, False) == [
-        "images have masks of over 4 GiB in training; cut them into tiles: 1, 50 % of 2 (images 8)"
-    ]
+    data = content(segmentation=[[1, 2, 11, 2, 11, 22]], area=100)
+    data["images"][0].update(width=10_000, height=10_000)
+    data["annotations"] = [{**data["annotations"][0], "id": i, "bbox": [1, 2 + i / 10, 10, 20]} for i in range(50)]
+    assert faults(data) == []
+    assert faults(data, False)[0].startswith("images have masks of over 4 GiB")
 
 
 TEXT = json.dumps(content() | {"info": "K\u00e4fer"}, ensure_ascii=False)

@@ -26,31 +26,23 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "categories": {"id": int, "name": str},
 }
 FAR = 10  # times the longer side of the image
-MOST = 20_000  # annotations of an image: every one is compared with every anchor
 MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
-FLAGS = "iscrowd or ignore are not 0 or 1"
-AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large objects goes by them"
-HOLES = "write masks with holes as RLE"
-SHARES = "these points look like shares of the image"
-CENTRES = "bbox looks like [centre x, centre y, width, height]"
-DOUBLES = "annotations have the box and class of another"
-SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their image"  # boxes that are left out
-LEFT_OUT = "training leaves them out, and COCO's metric counts them; iscrowd: 1 leaves them out of both"
-XYWH = 1  # detectron2's BoxMode
-OTHER_MODE = f"boxes have another bbox_mode than {XYWH}, of [x, y, width, height]"
 KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
 MUCH = 0.3  # of the annotations, that training leaves out
 AREA = 16  # pixels that an area may be off: of small masks, pixels and outlines differ
 TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
+FLAGS = "iscrowd or ignore are not 0 or 1"
+DOUBLES = "annotations have the box and class of another"
+XYWH = "bbox is [x, y, width, height] in pixels"
+LEFT_OUT = "training leaves them out, and COCO's metric counts them; iscrowd: 1 leaves them out of both"
+SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their image"  # boxes that are left out
+OVER = f"boxes reach over the edge of their image ({XYWH}); training clips them"
+BESIDE = f"masks (polygons or RLE) are beside their boxes ({XYWH})"
+AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large objects goes by them"
 
 
 def read_coco(file: Path) -> Samples:
-    """Read a COCO annotation file of instances.
-
-    Raises:
-        ConfigError: It is not one, or images, annotations or categories lack a key that mmdet reads, or have another
-            type there.
-    """
+    """Read a COCO annotation file of instances; see `read_json`."""
     return examine(read_json(file, KEYS))
 
 
@@ -208,49 +200,44 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     image_of = {image["id"]: image for image in content["images"]}
     unknown = {item["category_id"] for item in annotations} - {one["id"] for one in content["categories"]}
     faults.add("category ids of annotations are not among the categories", *unknown)
-    number = Counter(item["image_id"] for item in annotations)
-    crowded = [key for key, count in number.items() if count > MOST]
-    faults.add(f"images have over {MOST} annotations; cut them into tiles", *crowded, of="images")
+    without_mask = [item["id"] for item in annotations if not item.get("segmentation")]
+    number_of_masks = len(annotations) - len(without_mask)
     masked = Counter(item["image_id"] for item in annotations if item.get("segmentation"))
     pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
     large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
     faults.add("images have masks of over 4 GiB in training; cut them into tiles", *large, of="images", grave=False)
-    for what, is_wrong, grave in OF_ONE:
-        faults.add(what, *(x["id"] for x in annotations if is_wrong(x)), of="annotations", grave=grave)
+    for item in annotations:
+        for what, options in _faults_of(item, image_of.get(item["image_id"])):
+            faults.add(what, item["id"], of="annotations", **options)
     items = [item for item in annotations if has_box(item) and math.isfinite(item["area"])]
     first = {object_key(item): item["id"] for item in reversed(items)}  # the metric finds one, and misses the other
     doubles = (item["id"] for item in items if first[object_key(item)] != item["id"])
     fix = "drop_doubles=True of vitdense.CocoDataset drops them"
     faults.add(DOUBLES, *doubles, of="annotations", grave=False, fix=fix)
-    items, masks = [item for item in items if item["image_id"] in image_of], {}
-    for item in (item for item in items if item.get("segmentation") not in (None, [])):
-        if fault := mask_fault(item["segmentation"], image_of[item["image_id"]]):
-            faults.add(f"masks {fault}", item["id"], of="annotations", of_masks=True)
-        else:
-            masks[item["id"]] = outline(item["segmentation"])
-    reasons = [left_out(item, image_of[item["image_id"]]) for item in items]
-    learned = [x for x, reason in zip(items, reasons) if not (reason or x.get("iscrowd") or x.get("ignore"))]
     ignored = [item["id"] for item in annotations if item.get("iscrowd") or item.get("ignore")]
     if len(ignored) > MUCH * len(annotations):
         what = "annotations are crowds (iscrowd) or ignored (ignore), and training leaves them out"
         fix = "CVAT marks masks so; export polygons"
         faults.add(what, *ignored, of="annotations", grave=False, fix=fix)
-    empty = image_of.keys() - number.keys()
+    empty = image_of.keys() - {item["image_id"] for item in annotations}
     if annotations and len(empty) > len(image_of) / 2:
         faults.add("images are without annotation", *sorted(empty), of="images", grave=False)
     totals = {"annotations": len(annotations), "images": len(content["images"]), "": 0}
-    found = [
-        replace(fault, total=totals[fault.of])
-        for fault in (*faults, *box_faults(items, reasons, image_of), *mask_faults(items, masks))
-    ]
-    if annotations and not learned and not any(fault.grave for fault in found):
-        found.append(Fault(f"all {len(annotations)} annotations are crowds, ignored or without area: none is learned"))
+    found = [replace(fault, total=totals[fault.of]) for fault in faults]
+    found = [replace(x, grave=len(x.items) > number_of_masks / 2) if x.what == BESIDE else x for x in found]
+    items = [item for item in items if item["image_id"] in image_of]
+    if _are_corners([(item["bbox"], image_of[item["image_id"]]) for item in items]):
+        found.append(Fault("boxes look like corners [x1, y1, x2, y2]", fix=f"write them anew: {XYWH}"))
+    kept = (item for item in items if not (item.get("iscrowd") or item.get("ignore")))
+    is_learned = any(not left_out(item, image_of[item["image_id"]]) for item in kept)
+    if annotations and not is_learned and not any(fault.grave and not fault.of_masks for fault in found):
+        what = f"all {len(annotations)} annotations are crowds, ignored or without area: none is learned"
+        found.append(Fault(what, fix=XYWH))
     samples, crowds = samples_of(content, annotations, found), sum(bool(item.get("iscrowd")) for item in annotations)
-    samples.without_mask = [item["id"] for item in annotations if not item.get("segmentation")]
-    with_mask = len(annotations) - len(samples.without_mask)
+    samples.without_mask = without_mask
     samples.rows = [
         f"images: {len(content['images'])}, without annotation: {len(empty)}",
-        f"annotations: {len(annotations)}, with masks: {with_mask}, of crowds: {crowds}",
+        f"annotations: {len(annotations)}, with masks: {number_of_masks}, of crowds: {crowds}",
         f"up to {samples.densest} objects in an image",
     ]
     return samples
@@ -286,101 +273,74 @@ def left_out(annotation: Mapping, image: Mapping) -> str:
     return OUTSIDE if min(x + w, width) <= max(x, 0) or min(y + h, height) <= max(y, 0) else ""
 
 
-def box_faults(items: Sequence[Mapping], reasons: Sequence[str], image_of: Mapping[int, Mapping]) -> Iterator[Fault]:
-    """What is wrong with boxes, which are left out for `reasons`: of many with one fault, what their numbers mean."""
-    images = [image_of[item["image_id"]] for item in items]
-    x, y, w, h = np.array([item["bbox"] for item in items], float).reshape(-1, 4).T
-    width, height = np.array([(image["width"], image["height"]) for image in images], float).reshape(-1, 2).T
-    beyond = np.max([-x, -y, x + w - width, y + h - height], 0) > TOLERANCE
-    of = {SMALL: [], OUTSIDE: [], "": []}
-    for item, reason in zip(items, reasons):
-        if not item.get("iscrowd"):
-            of[reason].append(item["id"])
-    over = [item["id"] for item, reason, far in zip(items, reasons, beyond) if far and not reason]
-    are_shares = (np.max([x + w / 2, y + h / 2, w, h], 0) <= 1).all()
-    are_corners = ((x < w) & (w <= width + TOLERANCE) & (y < h) & (h <= height + TOLERANCE)).all()
-    pixels = "bbox is [x, y, width, height] in pixels"
-    guess = are_corners and len(over) + len(of[OUTSIDE]) > len(items) / 5
-    corners = f"{pixels}, these look like corners [x1, y1, x2, y2]" if guess else ""
-    shares = f"{pixels}, these look like shares of the image" if are_shares else ""
-    for what, found, fix in (
-        (f"boxes {SMALL}; {LEFT_OUT}", of[SMALL], shares),
-        (f"boxes {OUTSIDE}; {LEFT_OUT}", of[OUTSIDE], corners),
-        (f"boxes reach over the edge of their image ({pixels}); training clips them", over, corners),
-    ):
-        if found:
-            yield Fault(what, items=tuple(found), fix=fix, grave=bool(fix), of="annotations")
+def _faults_of(item: Mapping, image: Mapping | None) -> Iterator[tuple[str, Mapping]]:
+    """What is wrong with an annotation, and whether it stops a training; `image`: None if it is not in the file."""
+    warning, of_a_crowd = {"grave": False}, item.get("iscrowd")
+    if has_strange_flag(item):
+        yield FLAGS, {}
+    if turned(item):
+        yield "boxes are turned (attributes.rotation), and training takes them unturned", warning
+    if item.get("ignore") and not of_a_crowd:
+        yield f"annotations have ignore: 1; {LEFT_OUT}", warning
+    if not has_box(item):
+        yield "boxes are not four numbers", {}
+    elif not math.isfinite(item["area"]):
+        yield "areas are not finite", {}
+    elif image is not None:
+        if reason := left_out(item, image):
+            if not of_a_crowd:
+                yield f"boxes {reason}; {LEFT_OUT}", warning
+        elif _is_over(item["bbox"], image):
+            yield OVER, warning
+        yield from _faults_of_mask(item, image)
 
 
-def mask_faults(items: Sequence[Mapping], masks: Mapping[int, "Outline"]) -> Iterator[Fault]:
-    """What is wrong with masks, by the ids of their annotations, against boxes and areas. An area without a mask may be
-    that of one that is not in the file."""
-    with_mask = [item for item in items if item["id"] in masks]
-    x, y, w, h, area = np.array([(*item["bbox"], item["area"]) for item in with_mask], float).reshape(-1, 5).T
-    outlines = [masks[item["id"]] for item in with_mask]
-    left, top, width, height, full, inner = np.array([(*a.box, *a[1:]) for a in outlines], float).reshape(-1, 6).T
-    across, down = (
-        np.minimum(a + b, c + d) - np.maximum(a, c) for a, b, c, d in ((x, w, left, width), (y, h, top, height))
+def _faults_of_mask(item: Mapping, image: Mapping) -> Iterator[tuple[str, Mapping]]:
+    """Likewise of a mask, and of the area against it; a mask that is not in the file fills a part of its box."""
+    mask, (x, y, w, h) = item.get("segmentation"), item["bbox"]
+    pixels = w * h / 25
+    if mask not in (None, []):
+        if fault := mask_fault(mask, image):
+            yield f"masks {fault}", {"of_masks": True}
+            return
+        (left, top, width, height), pixels = outline(mask)
+        across, down = min(x + w, left + width) - max(x, left), min(y + h, top + height) - max(y, top)
+        if not pixels:
+            yield "masks have no pixel", {"grave": False}
+            return
+        if min(across, down) < 0 or across * down < width * height / 2:
+            yield BESIDE, {"of_masks": True}  # `examine` counts them
+            return
+    if not pixels / 2 - AREA <= item["area"] <= max(2 * pixels, 1.1 * w * h) + AREA:
+        yield AREAS, {"grave": False}
+
+
+def _is_over(box: Sequence[float], image: Mapping) -> bool:
+    """Whether a box reaches over the edge of its image."""
+    x, y, w, h = box
+    return max(-x, -y, x + w - image["width"], y + h - image["height"]) > TOLERANCE
+
+
+def _are_corners(boxes: Sequence[tuple[Sequence[float], Mapping]]) -> bool:
+    """Whether boxes, each with its image, are inside as [x1, y1, x2, y2], and many are not as [x, y, width, height]."""
+    over = sum(_is_over(box, image) for box, image in boxes)
+    return over > len(boxes) / 5 and all(
+        x < w <= image["width"] + TOLERANCE and y < h <= image["height"] + TOLERANCE for (x, y, w, h), image in boxes
     )
-    side, empty = np.minimum(across, down), full == 0
-    beside = ~empty & ((side < 0) | (across * down < width * height / 2))
-    hollow = ~empty & ~beside & (inner > 0) & (area <= full - 1.5 * inner)  # that of the outer without the inner ones
-    other = ~((0.5 * full - AREA <= area) & (area <= 2 * np.maximum(full, w * h / 2) + AREA))
-    centred = np.maximum(abs(left + width / 2 - x), abs(top + height / 2 - y)) <= TOLERANCE
-    guess = ""
-    if beside.sum() > len(with_mask) / 2:
-        guess = SHARES if (np.maximum(left + width, top + height)[beside] <= 1).all() else ""
-        guess = CENTRES if centred[beside].all() else guess
-    alone = [one for one in items if one.get("segmentation") in (None, [])]
-    sizes = [(one["area"], one["bbox"][2] * one["bbox"][3]) for one in alone]
-    wrong = [one["id"] for one, (a, box) in zip(alone, sizes) if not box / 50 - AREA <= a <= 1.1 * box + AREA]
-    is_grave = bool(guess or (side[beside] <= 0).sum() > len(with_mask) / 2)
-    for what, chosen, fix, grave in (
-        ("masks have no pixel", empty, "", False),
-        ("masks (polygons or RLE) are beside their boxes, [x, y, width, height] in pixels", beside, guess, is_grave),
-        ("polygons are inside another of their annotation, and COCO's have no holes", hollow, HOLES, False),
-        (AREAS, other & ~(empty | beside | hollow), "", False),
-    ):
-        found = [item["id"] for item, is_one in zip(with_mask, chosen) if is_one] + (wrong if what == AREAS else [])
-        if found:
-            # Of centres, it is the boxes that are wrong.
-            yield Fault(what, "", tuple(found), fix, grave, of="annotations", of_masks=fix != CENTRES)
 
 
-class Outline(NamedTuple):
-    """Of a mask.
-
-    Attributes:
-        box: x, y, width and height in pixels.
-        area: In pixels; of polygons the sum.
-        nested: Area of polygons that are inside another.
-    """
-
-    box: Sequence[float]
-    area: float
-    nested: float = 0
-
-
-def outline(mask: Any) -> Outline:
-    """The outline of a mask without a `mask_fault`."""
+def outline(mask: Any) -> tuple[Sequence[float], float]:
+    """The box (x, y, width, height) and the area of a mask without a `mask_fault`, in pixels; of polygons their sum."""
     if isinstance(mask, dict):
         from pycocotools import mask as rle  # here, so that commands start without it
 
         coded = rle.frPyObjects(mask, *mask["size"]) if isinstance(mask["counts"], list) else mask
-        return Outline(rle.toBbox(coded).tolist(), float(rle.area(coded)))
+        return rle.toBbox(coded).tolist(), float(rle.area(coded))
     polygons = [np.array(polygon, np.float32).reshape(-1, 2) for polygon in mask]  # [points, 2] each
-    low, high = (np.concatenate(polygons).min(0), np.concatenate(polygons).max(0))
-    areas = [abs(cv2.contourArea(polygon)) for polygon in polygons]
-    order = np.argsort(areas)[::-1]
-    nested = [b for i, b in enumerate(order) if any(_is_inside(polygons[b], polygons[a]) for a in order[:i])]
-    return Outline((*low.tolist(), *(high - low).tolist()), sum(areas), sum(areas[b] for b in nested))
-
-
-def _is_inside(inner: np.ndarray, outer: np.ndarray) -> bool:
-    """Whether all points of a polygon, [points, 2], are inside another."""
-    if (inner.min(0) <= outer.min(0)).any() or (inner.max(0) >= outer.max(0)).any():
-        return False
-    return all(cv2.pointPolygonTest(outer, point, False) > 0 for point in inner.tolist())
+    points = np.concatenate(polygons)
+    low, high = points.min(0).tolist(), points.max(0).tolist()
+    area = sum(abs(cv2.contourArea(polygon)) for polygon in polygons)
+    return (*low, high[0] - low[0], high[1] - low[1]), area
 
 
 def turned(annotation: Mapping) -> bool:
@@ -388,20 +348,6 @@ def turned(annotation: Mapping) -> bool:
     attributes = annotation.get("attributes")
     angle = attributes.get("rotation") if isinstance(attributes, dict) else None
     return str(angle or 0).strip() not in ("0", "0.0")
-
-
-OF_ONE = (  # what may be wrong with an annotation alone, and whether it stops a training
-    (
-        f"boxes have another bbox_mode than {XYWH}, of [x, y, width, height]",
-        lambda x: x.get("bbox_mode", XYWH) != XYWH,
-        True,
-    ),
-    (FLAGS, has_strange_flag, True),
-    ("boxes are turned (attributes.rotation), and training takes them unturned", turned, False),
-    ("boxes are not four numbers", lambda x: not has_box(x), True),
-    ("areas are not finite", lambda x: not math.isfinite(x["area"]), True),
-    (f"annotations have ignore: 1; {LEFT_OUT}", lambda x: x.get("ignore") and not x.get("iscrowd"), False),
-)
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:
