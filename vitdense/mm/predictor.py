@@ -39,7 +39,6 @@ from vitdense.mm.config.query import (
     split_pipeline,
     type_name,
 )
-from vitdense.mm.console import quiet
 from vitdense.mm.data.classes import meta_of
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
@@ -54,7 +53,6 @@ NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 
 _process = os.getpid()  # whose threads the pool of OpenMP has
 
 
-@quiet()
 def load(
     config: str | Path,
     checkpoint: str | Path | None = None,

@@ -17,7 +17,6 @@ from PIL import Image
 
 from vitdense.__main__ import main
 from vitdense.hub import list_models
-from vitdense.mm import console
 from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.cli import new
@@ -191,12 +190,11 @@ def test_written_file_is_formatted_and_relative_within_a_clone(boxes, repo, monk
     boxes(names=[f"a long name of class {i}" for i in range(9)])
     for module in (own_data, files):
         monkeypatch.setattr(module, "CONFIGS", Path.cwd() / "configs")
-    monkeypatch.setattr(console, "TOOLS", Path.cwd() / "tools")
     shutil.copytree(repo / "configs", "configs")
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "configs/mine.py") == 0
     text = Path("configs/mine.py").read_text()
     assert '_base_ = "cascade_swin_t_coco.py"' in text
-    assert "python tools/train.py configs/mine.py" in text
+    assert "vitdense train configs/mine.py" in text
     assert 'data_root = "./"' in text
     subprocess.run([ruff, "format", "--check", "--line-length", "120", "configs/mine.py"], check=True)
     subprocess.run(

@@ -15,7 +15,6 @@ from vitdense.families import arguments
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_trained
 from vitdense.mm.config.query import type_name
-from vitdense.mm.console import quiet
 from vitdense.mm.data.images import Images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.precision import Inference
@@ -37,7 +36,6 @@ OUTPUT_NORMS = r"norm\d*(\..+)?"  # each model has its own
 UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
 
 
-@quiet()
 def join(*models: str | Path, names: Sequence[str] | None = None, **options: Any) -> "Joined":
     """Several trained models on one trunk. ``results = vitdense.join("work_dirs/a", "work_dirs/b")("photo.jpg")``, of
     which ``results["a"]`` is what ``vitdense.load("work_dirs/a")("photo.jpg")`` returns.

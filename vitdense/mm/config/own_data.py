@@ -24,7 +24,7 @@ from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads, find_class
 from vitdense.mm.config.settings import image_size
-from vitdense.mm.console import command_line, result_commands
+from vitdense.mm.console import result_commands
 from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import Samples, refuse
@@ -367,5 +367,5 @@ def _base_path(base: Path, out: Path) -> str:
 
 def commands(config: Path) -> list[str]:
     """The commands for training, evaluation and prediction."""
-    training = f"{command_line('train')} {shlex.quote(str(config))} --auto-scale-lr"
+    training = f"vitdense train {shlex.quote(str(config))} --auto-scale-lr"
     return [training, *result_commands(str(config), f"work_dirs/{config.stem}")]

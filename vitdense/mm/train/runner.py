@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.mm.config.build import explained
 from vitdense.mm.config.files import named_files, own_modules
-from vitdense.mm.console import for_console, result_commands
+from vitdense.mm.console import result_commands
 from vitdense.mm.data.transforms import seed_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.processes import start_worker
@@ -33,6 +33,12 @@ from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
 # Of SciPy, to which mmdet and we give the costs of queries and objects.
 COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
+# Records for the log file alone, by text in their first line or two.
+LOG_FILE_ONLY = (
+    *("System environment:", "Config:\n", "Hooks will be executed in the following order"),
+    *('"FileClient" will be deprecated', '"HardDiskBackend" is the alias', "SyncBatchNorm (SyncBN) layers"),
+    "The prefix is not set in metric class",
+)
 
 
 class Runner(mmengine.runner.Runner):
@@ -80,7 +86,7 @@ class Runner(mmengine.runner.Runner):
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
-                handler.addFilter(for_console)
+                handler.addFilter(lambda record: not any(x in record.getMessage()[:200] for x in LOG_FILE_ONLY))
             elif isinstance(handler, logging.FileHandler):  # whatever the locale, and names of files are bytes
                 handler.stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         return logger
