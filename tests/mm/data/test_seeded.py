@@ -6,12 +6,13 @@ import pytest
 import torch
 
 pytest.importorskip("mmcv")
-from mmengine.dataset import BaseDataset, ConcatDataset, RepeatDataset
+from mmengine.dataset import BaseDataset, ClassBalancedDataset, ConcatDataset, DefaultSampler, RepeatDataset
 from torch.utils.data import DataLoader
 
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, seed_everything
 from vitdense.mm.data.transforms import SeedFromSample, seed_steps
+from vitdense.mm.errors import ConfigError
 
 
 def test_seeded_index_can_be_pickled():
@@ -46,6 +47,9 @@ class Numbers(BaseDataset):
     def load_data_list(self):
         return [{"n": i} for i in range(4)]
 
+    def get_cat_ids(self, index):
+        return [int(index) == 3]
+
 
 def draws():
     return random.random(), np.random.rand(), float(torch.rand(()))  # noqa: NPY002
@@ -61,14 +65,34 @@ def test_seed_from_sample_seeds_all_generators():
     assert draws() == a[0]
 
 
-@pytest.mark.parametrize("wrap", [lambda d: RepeatDataset(d, times=3), lambda d: ConcatDataset([d, d])])
+WRAPPERS = {
+    "repeated": lambda d: RepeatDataset(d, times=3),
+    "joined": lambda d: ConcatDataset([d, d]),
+    "balanced": lambda d: ClassBalancedDataset(d, oversample_thr=1.0),
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_seed_reaches_data_sets_inside_wrappers(wrap):
     inner = Numbers(pipeline=[SeedFromSample(), lambda results: {**results, "draw": draws()}])
     wrapped = wrap(inner)
+    seed_steps(wrapped, SeededEpochSampler(wrapped, seed=1))
     last = len(wrapped) - 1
     a, b, again = (wrapped[SeededIndex(last, (0, k))] for k in (1, 2, 1))
     assert a["n"] == 3
     assert a["draw"] == again["draw"] != b["draw"]
+
+
+class Backwards(RepeatDataset):
+    def _get_ori_dataset_idx(self, index):
+        return [3, 2, 1, 0][index % 4]
+
+
+def test_a_wrapper_that_drops_seeds_is_refused():
+    wrapped = Backwards(Numbers(pipeline=[SeedFromSample()]), times=2)
+    seed_steps(wrapped, DefaultSampler(wrapped))
+    with pytest.raises(ConfigError, match=r"SeededEpochSampler.*Backwards"):
+        seed_steps(wrapped, SeededEpochSampler(wrapped, seed=1))
 
 
 class Albu:

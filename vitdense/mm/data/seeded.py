@@ -37,6 +37,14 @@ class SeededIndex(int):
         return SeededIndex, (int(self), self.key)
 
 
+class SeededList(list):
+    """Indices by place; each has the seed of the place that it is asked for."""
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        return SeededIndex(found, place.key) if isinstance(place, SeededIndex) else found
+
+
 def seed_everything(*keys: int) -> int:
     """Seed Python, numpy and torch from a tuple of non-negative ints, and return the seed.
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
 from mmengine import fileio
+from mmengine.dataset import ClassBalancedDataset
 from mmengine.logging import print_log
 
 from vitdense.errors import OptionError
 from vitdense.mm.data.images import by, decode
-from vitdense.mm.data.seeded import SeededIndex, seed_everything
+from vitdense.mm.data.seeded import Seeded, SeededIndex, SeededList, seed_everything
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import TRANSFORMS
 
@@ -22,8 +23,8 @@ class SeedFromSample(BaseTransform):
 
     Steps that have generators of their own, as mmdet's and mmseg's `Albu`, are seeded too: `seed_steps` finds them.
     An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
-    the run stays reproducible, because the first index of that draw set the seed. With a sampler or wrapper that drops
-    the seed, the run is not reproducible.
+    the run stays reproducible, because the first index of that draw set the seed. With a sampler that gives none, the
+    run is not reproducible; a wrapper of the data set that drops it is refused, see `seed_steps`.
     """
 
     steps: Sequence[Any] | None = None  # of the same data set, each with `aug` of albumentations
@@ -106,13 +107,29 @@ def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from parts(part, f"{path}.{name}")
 
 
-def seed_steps(dataset: Any) -> None:
-    """Tell every `SeedFromSample` of a built data set which steps have generators of their own."""
+def seed_steps(dataset: Any, sampler: Any = None) -> None:
+    """Let the seeds of a sampler reach every `SeedFromSample` of a built data set, and steps with own generators.
+
+    Raises:
+        ConfigError: A wrapper drops them.
+    """
+    for _, part in parts(dataset):
+        if isinstance(part, ClassBalancedDataset):
+            part.full_init()
+            part.repeat_indices = SeededList(part.repeat_indices)
     steps = [step for _, step, _, _ in steps_of(dataset)]
-    own = _with_generators(steps)
-    for step in steps:
-        if isinstance(step, SeedFromSample):
-            step.steps = own
+    own, seeding = _with_generators(steps), [step for step in steps if isinstance(step, SeedFromSample)]
+    for step in seeding:
+        step.steps = own
+    if seeding and isinstance(sampler, Seeded) and hasattr(dataset, "get_data_info") and len(dataset):
+        index = dataset.get_data_info(SeededIndex(0, (0,))).get("sample_idx")
+        if not isinstance(index, SeededIndex):
+            kinds = ", ".join(type(part).__name__ for _, part in parts(dataset))
+            raise ConfigError(
+                f"sampler {type(sampler).__name__}: its seeds do not reach the pipeline, for a wrapper of the data set "
+                f"drops them ({kinds}); let it return SeededIndex(index, given.key), or take mmengine's sampler: a "
+                f"resumed training then draws other pictures"
+            )
 
 
 def _with_generators(steps: Iterable[Any]) -> list[Any]:

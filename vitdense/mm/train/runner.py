@@ -108,7 +108,7 @@ class Runner(mmengine.runner.Runner):
         """As in mmengine. Signals to all processes leave workers alone."""
         loader = mmengine.runner.Runner.build_dataloader(*args, **kwargs)
         loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
-        seed_steps(loader.dataset)
+        seed_steps(loader.dataset, getattr(loader.batch_sampler, "sampler", None))
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
