@@ -27,7 +27,7 @@ from vitdense.mm.processes import StopSignal
 from vitdense.mm.train import launch
 from vitdense.mm.train.curves import read_scalars
 from vitdense.mm.train.guards import StepError
-from vitdense.mm.train.hooks import check_whole
+from vitdense.mm.train.hooks import CurvesHook, check_whole
 from vitdense.mm.work_folder import WorkFolder
 
 pytestmark = pytest.mark.long
@@ -391,6 +391,16 @@ def test_early_stopping_between_checkpoints_saves_one(make):
     assert checkpoints() == ["iter_3.pth"]
     assert WorkFolder("work").latest == Path("work/iter_3.pth")
     assert read_checkpoint("work/iter_3.pth")["meta"]["iter"] == 3
+
+
+def test_early_stopping_saves_before_other_hooks_end_the_training(make, monkeypatch):
+    stop = dict(type="EarlyStoppingHook", monitor="mIoU", min_delta=1000, patience=2)
+    monkeypatch.setattr(CurvesHook, "after_train", lambda *_: 1 / 0)  # as on a full disk
+    with pytest.raises(ZeroDivisionError):
+        launch.train(
+            make(**{"train_cfg.val_interval": 1, "default_hooks.checkpoint.interval": 100, "default_hooks.stop": stop})
+        )
+    assert checkpoints() == ["iter_3.pth"]
 
 
 def test_the_best_checkpoint_of_accumulated_steps_lacks_no_gradients(make):

@@ -121,7 +121,8 @@ def refuse(runner: Any, reason: str, has_losses: bool = True) -> None:
 
 
 class PlaceHook(Hook):
-    """Save and resume the place in the data, the last validation, and the states of hooks."""
+    """Save and resume the place in the data, the last validation, and the states of hooks; save where a hook such as
+    early stopping ends a training."""
 
     priority = "HIGHEST"  # the states precede what CheckpointHook saves
 
@@ -134,6 +135,10 @@ class PlaceHook(Hook):
 
     def after_val_epoch(self, runner, metrics=None) -> None:
         runner.in_validation, runner.validated = False, runner.iter
+
+    def after_train(self, runner) -> None:
+        if runner.train_loop.stop_training and runner.saved != runner.made:  # before other hooks, which may fail
+            save(runner)
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         meta = checkpoint["meta"]
@@ -174,7 +179,7 @@ def _deciding(hooks: Sequence[Hook]) -> Iterator[tuple[str, Hook]]:
 
 
 class StopHook(Hook):
-    """Save where a training ends before its time: by a signal, or by a hook such as early stopping."""
+    """Save where a signal ends a training."""
 
     priority = "LOWEST"  # all others are done with the iteration
 
@@ -206,10 +211,6 @@ class StopHook(Hook):
 
     after_val = before_val
 
-    def after_train(self, runner) -> None:
-        if runner.train_loop.stop_training and runner.saved != runner.made:
-            self._save(runner)
-
     def _receive(self, runner, number: int) -> None:
         self.received = number
         if runner.in_validation and not is_distributed():  # else others would wait for this one
@@ -231,18 +232,19 @@ class StopHook(Hook):
             for hook in runner.hooks:
                 if isinstance(hook, EMAHook):
                     hook.after_val_epoch(runner)  # the model has its own weights again
-        name = self._save(runner)
+        name = save(runner)
         text = f"stopped by {signal.Signals(self.received).name} after iteration {runner.made}"
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
-    def _save(self, runner) -> str:
-        """Save as mmengine's CheckpointHook would; the name."""
-        name = f"iter_{runner.made}.pth"
-        meta = {"epoch": runner.epoch, "iter": runner.made}
-        runner.save_checkpoint(runner.work_dir, name, meta=meta, backend_args={"backend": "vitdense.atomic"})
-        if is_main_process():
-            WorkFolder(runner.work_dir).note(name)
-        return name
+
+def save(runner) -> str:
+    """Save as mmengine's CheckpointHook would; the name."""
+    name = f"iter_{runner.made}.pth"
+    meta = {"epoch": runner.epoch, "iter": runner.made}
+    runner.save_checkpoint(runner.work_dir, name, meta=meta, backend_args={"backend": "vitdense.atomic"})
+    if is_main_process():
+        WorkFolder(runner.work_dir).note(name)
+    return name
 
 
 def _must_validate(runner) -> bool:
