@@ -39,7 +39,7 @@ def main() -> None:
         if args.out:
             check_writable(args.out, "--out")
         inference, options = Inference.of(args, device=get_device()), Asked.keywords("test", args)
-        test(*trained_of(args), inference, partial(tell, args.out), **options)
+        test(*trained_of(args, measured=True), inference, partial(tell, args.out), **options)
 
 
 def tell(file: Path | None, metrics: Mapping[str, float]) -> None:

@@ -64,6 +64,21 @@ def test_the_latest_checkpoint_has_the_highest_number_whatever_its_time(folder):
         find_checkpoint(folder.path)
 
 
+@pytest.mark.parametrize("noted", [None, "iter_100.pth", "iter_300.pth"])
+def test_a_last_checkpoint_that_is_cut_is_said_or_refused(folder, capsys, noted):
+    if noted:
+        (folder.path / "last_checkpoint").write_text(noted)
+    assert bool(folder.cut) == (noted == "iter_300.pth")  # which is absent
+    cut(folder.path / "iter_100.pth")
+    with pytest.raises(CheckpointNotFoundError, match=r"iter_100\.pth cut short.*iter_9\.pth"):
+        find_checkpoint(folder.path, measured=True)
+    assert find_checkpoint(folder.path) == str(folder.path / "iter_9.pth")
+    said = capsys.readouterr()
+    assert "iter_100.pth cut short" in said.out + said.err
+    (folder.path / "last_checkpoint").write_text("iter_9.pth")
+    assert not folder.cut
+
+
 def test_epochs_and_iterations_are_compared_by_the_iterations_in_the_file(folder):
     for iterations, latest in ((50, "iter_100.pth"), (150, "epoch_3.pth")):
         save(folder.path / "epoch_3.pth", iterations)

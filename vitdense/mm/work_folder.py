@@ -1,17 +1,19 @@
 """The folder of a training. Only this module knows its files by name: nobody else lists, names or moves them."""
 
+import logging
 import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import chain, count, takewhile
 from pathlib import Path
 from zipfile import is_zipfile
 
 from filelock import FileLock, Timeout
 from mmengine.config import Config
 from mmengine.dist import is_main_process
+from mmengine.logging import print_log
 from safetensors import SafetensorError, safe_open
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
@@ -57,6 +59,16 @@ class WorkFolder:
         newest = [next(filter(is_whole, reversed(paths)), None) for paths in self._numbered().values()]
         newest = [path for path in newest if path]
         return max(newest, key=_iterations) if len(newest) > 1 else next(iter(newest), None)
+
+    @property
+    def cut(self) -> list[Path]:
+        """Checkpoints that would be the latest, but are cut short or absent."""
+        noted = self._noted()
+        if noted and is_whole(noted):
+            return []
+        absent = [noted] if noted and CHECKPOINT.fullmatch(noted.name) and not noted.exists() else []
+        ends = (takewhile(lambda path: not is_whole(path), reversed(paths)) for paths in self._numbered().values())
+        return [*absent, *chain.from_iterable(ends)]
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -287,12 +299,13 @@ def _has_any(path: Path, files: Collection[Path]) -> bool:
     return any(file.is_relative_to(whole) for file in files)
 
 
-def find_checkpoint(checkpoint: str | Path) -> str:
+def find_checkpoint(checkpoint: str | Path, measured: bool = False) -> str:
     """The path of a checkpoint.
 
     Args:
         checkpoint: A file, or a folder of `save_parts`; a work folder, for its latest checkpoint; or a URL or name of
             weights, returned unchanged.
+        measured: Refuse a folder whose last checkpoint is cut short. Otherwise the one before is taken, with a warning.
 
     Raises:
         CheckpointNotFoundError: There is no such file, or no whole checkpoint in the folder.
@@ -307,4 +320,9 @@ def find_checkpoint(checkpoint: str | Path) -> str:
     folder = WorkFolder(path)
     if (latest := folder.latest) is None:
         raise CheckpointNotFoundError(f"checkpoint {checkpoint}: {folder.lack}")
+    if cut := folder.cut:
+        said = f"checkpoint {checkpoint}: {join_some(path.name for path in cut)} cut short or absent"
+        if measured:
+            raise CheckpointNotFoundError(f"{said}; name the checkpoint to test, such as {latest}")
+        print_log(f"{said}; {latest.name} is taken", "current", logging.WARNING)
     return str(latest)

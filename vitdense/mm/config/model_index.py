@@ -91,10 +91,10 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
     return config, checkpoint or config
 
 
-def trained_of(args: argparse.Namespace) -> tuple[Config, str]:
-    """The config and the checkpoint of the parsed arguments of a tool; see `find_trained`."""
+def trained_of(args: argparse.Namespace, measured: bool = False) -> tuple[Config, str]:
+    """The config and the checkpoint of the parsed arguments of a tool; see `find_trained` and `find_checkpoint`."""
     config, checkpoint = find_trained(args.config, args.checkpoint)
-    return config_of(argparse.Namespace(**{**vars(args), "config": config})), find_checkpoint(checkpoint)
+    return config_of(argparse.Namespace(**{**vars(args), "config": config})), find_checkpoint(checkpoint, measured)
 
 
 def fetched(cfg: Config) -> dict[str, str]:

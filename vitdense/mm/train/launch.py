@@ -53,7 +53,7 @@ def prepare_training(cfg: Config, **options: Any) -> Config:
         raise ConfigError("--overwrite: got --resume too; one starts anew, the other goes on")
     if resume == "auto":
         folder = WorkFolder(cfg.work_dir)
-        resume = folder.latest
+        resume = folder.path if folder.latest else None
         if resume is None and folder.checkpoints:
             raise ConfigError(f"--resume {folder.path}: {folder.lack}; --overwrite starts anew")
         if resume is None:
@@ -118,7 +118,7 @@ def test(  # no test of pytest
     """
     connect(cfg.launcher, cfg.get("env_cfg", {}))
     inference = Inference(get_device()) if inference is None else replace(inference, device=get_device())
-    asked = Asked(check=check, checkpoint=find_checkpoint(checkpoint), inference=inference, **options)
+    asked = Asked(check=check, checkpoint=find_checkpoint(checkpoint, measured=True), inference=inference, **options)
     run_passes(TESTING, cfg, asked)
     WorkFolder(cfg.work_dir).make()
     with explained(cfg):
