@@ -28,13 +28,14 @@ def digest_of(checkpoint: str) -> str:
 
 
 def conditions_of(cfg: Config, tiles: int | None, overlap: float) -> dict[str, Any]:
-    """What scores depend on beside the weights: how the test pipeline prepares an image, and the tiles."""
+    """What scores depend on beside the weights: how an image is prepared, what the heads keep, and the tiles."""
     steps = [
         {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
         for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline
         if not type_name(step).startswith(("Load", "Pack"))
     ]
     conditions = {"steps": steps, "tiles": tiles, "overlap": overlap if tiles else None}
+    conditions |= {"test_cfg": cfg.get("model", {}).get("test_cfg")}
     return json.loads(json.dumps(conditions, default=str))  # as a file has them
 
 
@@ -58,14 +59,20 @@ def read_point(
     try:
         content = json.loads(read_text(path))
         point = OperatingPoint.of(content, names)
-        digest, conditions = content["sha256"], content["conditions"]
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: {error}; find it again by vitdense test --operating-point, or remove it") from error
+        digest, conditions = content["sha256"], dict(content["conditions"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: got no operating point ({type(error).__name__}: {error}); find it again by vitdense test "
+            f"--operating-point, or remove it"
+        ) from error
     here = conditions_of(cfg, tiles, overlap)
+    others = [
+        f"{key} {conditions.get(key)}, here {value}" for key, value in here.items() if conditions.get(key) != value
+    ]
     if digest != digest_of(checkpoint):
         reason = f"it is of other weights than {checkpoint}"
-    elif conditions != here:
-        reason = f"it was found with {conditions}, and this is {here}"
+    elif others:
+        reason = f"it was found with {'; '.join(others)}"
     else:
         return point
     print_log(f"{path} is left out: {reason}; the minimum score is {SCORE} (--score-thr)", "current")

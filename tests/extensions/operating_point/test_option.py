@@ -15,7 +15,7 @@ from vitdense.errors import OptionError
 from vitdense.extensions.operating_point import find, option
 from vitdense.extensions.operating_point.option import match
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.operating_point import read_point
+from vitdense.mm.operating_point import conditions_of, read_point
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.coco_engines import Found, evaluate
 from vitdense.mm.train.metrics import Truth
@@ -77,7 +77,12 @@ def test_the_file_is_beside_the_checkpoint_which_stays_as_it_was(work):
     option.after(args, {}, runner)
     assert (folder / "iter_7.pth").read_bytes() == before
     content = json.loads((folder / "operating_point.json").read_text())
-    assert content["conditions"] == {"steps": [{"type": "Resize", "scale": [64, 64]}], "tiles": None, "overlap": None}
+    assert content["conditions"] == {
+        "steps": [{"type": "Resize", "scale": [64, 64]}],
+        "tiles": None,
+        "overlap": None,
+        "test_cfg": None,
+    }
     assert read_point(cfg.load_from, cfg, CLASSES, None, 0.2).wish == "f1"
     assert read_point(cfg.load_from, cfg, CLASSES, 64, 0.2) is None
 
@@ -95,6 +100,44 @@ def test_what_is_refused(work):
     with pytest.raises(ConfigError, match="expected a COCO metric"):
         option.KeepMatchesHook().before_test(runner)
     assert not (folder / "operating_point.json").exists()
+
+
+POINT = {"wish": "f1", "thresholds": 0.4, "precision": 0.9, "recall": 0.8, "sha256": "0", "conditions": {}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        '{"wish": "f1"',
+        "[" * 100_000,
+        "[]",
+        "7",
+        *(
+            {**POINT, "thresholds": wrong}
+            for wrong in (None, "0.4", -1, 7, float("nan"), [0.4], {"cat": 0.4}, [[1], 2])
+        ),
+        *({**POINT, "thresholds": {"cat": 0.4, "dog": wrong}} for wrong in (None, 7, [])),
+        *({**POINT, key: wrong} for key, wrong in (("precision", None), ("recall", "all"), ("conditions", 7))),
+        *({key: value for key, value in POINT.items() if key != absent} for absent in POINT),
+    ],
+    ids=lambda content: str(content)[:80],
+)
+def test_a_damaged_or_edited_file_is_refused_in_one_line(work, content):
+    folder, _, cfg, _ = work
+    cfg.test_dataloader = cfg.val_dataloader
+    file = folder / "operating_point.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ConfigError, match="operating_point") as caught:
+        read_point(cfg.load_from, cfg, CLASSES, None, 0.2)
+    assert "\n" not in str(caught.value)
+
+
+def test_other_options_of_heads_are_other_conditions(work):
+    _, _, cfg, _ = work
+    before = conditions_of(Config({**cfg, "test_dataloader": cfg.val_dataloader}), None, 0.2)
+    cfg = Config({**cfg, "test_dataloader": cfg.val_dataloader, "model": {"test_cfg": {"max_per_img": 3}}})
+    assert before != conditions_of(cfg, None, 0.2)
 
 
 def test_without_the_option_nothing_changes(work):
