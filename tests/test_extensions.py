@@ -1,4 +1,4 @@
-"""Any one folder of `vitdense.extensions` can be deleted, with its tests, configs and page: the rest is as before."""
+"""Folders of `vitdense.extensions` can be deleted, with their tests, configs and pages: the rest is as before."""
 
 import os
 import shutil
@@ -19,27 +19,46 @@ import vitdense, vitdense.registry
 from vitdense import seams
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-assert "vitdense.extensions.{name}" not in seams.extensions()
+assert not {{"vitdense.extensions." + name for name in {names}}} & set(seams.extensions())
 for public in vitdense.__all__:
     getattr(vitdense, public)
 build_model(load_config("configs/demo/cascade_swin_nano_shapes.py"))
 """
 
 
-@pytest.mark.parametrize("name", EXTENSIONS)
-def test_without_an_extension_the_core_is_as_before(name, tmp_path):
-    pytest.importorskip("mmdet")
+def copy_without(names, folder):
+    """A copy of the project without these extensions, and the environment in which it is imported."""
     for part in COPIED:
         if (REPO / part).is_dir():
-            shutil.copytree(REPO / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+            shutil.copytree(REPO / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
         else:
-            shutil.copy(REPO / part, tmp_path / part)
-    shutil.rmtree(tmp_path / "vitdense/extensions" / name)
-    for folder in ("tests", "configs"):
-        shutil.rmtree(tmp_path / folder / "extensions" / name, ignore_errors=True)
-    (tmp_path / f"docs/extensions/{name}.md").unlink(missing_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+            shutil.copy(REPO / part, folder / part)
+    for name in names:
+        shutil.rmtree(folder / "vitdense/extensions" / name)
+        for tree in ("tests", "configs"):
+            shutil.rmtree(folder / tree / "extensions" / name, ignore_errors=True)
+        (folder / f"docs/extensions/{name}.md").unlink(missing_ok=True)
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def run_in(folder, environment, *command):
+    command = [sys.executable, *command]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_without_an_extension_the_rest_is_imported_and_built(name, tmp_path):
+    pytest.importorskip("mmdet")
+    run_in(tmp_path, copy_without([name], tmp_path), "-c", SMOKE.format(names=[name]))
+
+
+SETS = [pytest.param(EXTENSIONS, id="all"), *(pytest.param([x], id=x, marks=pytest.mark.slow) for x in EXTENSIONS)]
+
+
+@pytest.mark.parametrize("names", SETS)
+def test_without_extensions_the_tests_of_the_core_pass(names, tmp_path):
+    pytest.importorskip("mmdet")
+    environment = copy_without(names, tmp_path)
     tests = [path for path in QUICK if (tmp_path / path).exists()]
-    for command in (["-c", SMOKE.format(name=name)], ["-m", "pytest", "-q", "-m", "not long", *tests]):
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run_in(tmp_path, environment, "-m", "pytest", "-q", "-m", "not long", *tests)
