@@ -141,14 +141,17 @@ def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_obey_parent, daemon=True).start()
+        threading.Thread(target=_obey, args=(os.getppid(),), daemon=True).start()
     if then is not None:
         then(worker)
 
 
-def _obey_parent() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
+def _obey(parent: int) -> None:
+    """End by SIGTERM of the parent, or after it: a worker that waits for room in a pipe would outlive a killed one."""
+    while os.getppid() == parent:
+        asked = signal.sigtimedwait({signal.SIGTERM}, 5)  # seconds, as torch looks for the parent
+        if asked is not None and asked.si_pid == parent:
+            break
     os._exit(0)
 
 
