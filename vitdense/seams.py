@@ -22,7 +22,7 @@ class Extension:
     Attributes:
         names: Public names of `vitdense`, and the module that has each.
         commands: Commands, and their line of help. A module of the folder has the name of the command, and `main`.
-        options: Commands of the core, and the module with further options of each; see `options_of`.
+        options: Commands of the core, or ``load``, and the module with further options of each; see `options_of`.
         registers: Packages, and the module that registers classes with mm where the package is installed.
         kinds: Types of data sets, and the module that knows this kind of labels; see `kind_of`.
         loaders: Steps of pipelines that load labels.
@@ -70,7 +70,8 @@ def options_of(command: str) -> list[ModuleType]:
     - ``change(cfg, args)``: changes the config of a training or a test, after the core's own passes;
     - ``instead(args)``: does the work of the whole command, and returns its exit status; None where it is not asked to;
     - ``after(args, **outcome)``: gets what the command made: a test its ``metrics`` and ``runner``, an export its
-      ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``;
+      ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``; of ``load``, which has no
+      ``args``, the ``model`` that was loaded and its ``checkpoint``;
     - ``look(dataset, where)``: gets the training data that a check has built, a copy, and yields what is wrong;
     - ``labels(args)``, of the command ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None.
     """

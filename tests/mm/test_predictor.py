@@ -2,9 +2,7 @@
 
 import contextlib
 import copy
-import json
 import pickle
-import shutil
 import subprocess
 import sys
 import weakref
@@ -22,8 +20,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.samples import describe
-from vitdense.mm.operating_point import conditions_of, digest_of
 from vitdense.mm.predictor import Predictor
 
 pytest.importorskip("mmdet")
@@ -282,58 +278,6 @@ def test_any_threshold_of_a_call(folders, photos, tiles):
     for score_thr in (threshold, 0.0):
         loaded = vitdense.load(folders["detector"], score_thr=score_thr, tiles=tiles)
         assert_same(model(photos[0], score_thr=score_thr), loaded(photos[0]))
-
-
-@pytest.fixture
-def with_point(folders, photos, tmp_path):
-    """A work folder whose checkpoint has an operating point."""
-    folder = tmp_path / "with_point"
-    shutil.copytree(folders["detector"], folder)
-    cfg, checkpoint = load_config(folder), str(folder / "iter_1.pth")
-    scores = vitdense.load(folder)(photos[0], score_thr=0.0).scores
-    thresholds = {name: float(np.median(scores)) if label % 2 else 1.0 for label, name in enumerate(CLASSES)}
-    content = {"wish": "f1", "thresholds": thresholds, "precision": 0.5, "recall": 0.5}
-    content |= {"sha256": digest_of(checkpoint), "conditions": conditions_of(cfg, None, 0.2)}
-    (folder / "operating_point.json").write_text(json.dumps(content))
-    return folder, content
-
-
-def test_the_operating_point_beside_the_checkpoint_is_the_default(with_point, photos):
-    folder, content = with_point
-    model = vitdense.load(folder)
-    want, found = model(photos[0], score_thr=0.0), model(photos[0])
-    kept = want.scores >= np.float32([*content["thresholds"].values()])[want.labels]
-    assert 0 < kept.sum() < len(want)
-    np.testing.assert_array_equal(found.boxes, want.boxes[kept])
-    assert len(found.rle) == kept.sum()
-    assert json.loads(describe(model)["operating_point"])["thresholds"] == content["thresholds"]
-    assert vitdense.load(folder, score_thr=0.05).score_thr == 0.05
-
-
-@pytest.mark.parametrize(("option", "said"), [("tiles", "tiles"), ("size", "scale"), ("weights", "other weights")])
-def test_an_operating_point_of_other_weights_or_images_is_left_out(with_point, option, said, monkeypatch):
-    folder, _ = with_point
-    lines, cfg = [], load_config(folder, {"settings.image_size": 64} if option == "size" else {})
-    monkeypatch.setattr("vitdense.mm.operating_point.print_log", lambda text, *args: lines.append(text))
-    if option == "weights":
-        saved = torch.load(folder / "iter_1.pth")
-        torch.save(
-            {**saved, "state_dict": {name: x + 1 for name, x in saved["state_dict"].items()}}, folder / "iter_1.pth"
-        )
-    inference = precision.Inference(tiles=64 if option == "tiles" else None)
-    model = Predictor(cfg, str(folder / "iter_1.pth"), inference)
-    assert (model.operating_point, model.score_thr) == (None, 0.3)
-    (line,) = lines
-    assert "operating_point.json" in line
-    assert said in line
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wish": "f1", "thresholds": NaN, "precision": 1, "recall": 1}'])
-def test_a_damaged_operating_point_names_its_file(with_point, text):
-    folder, _ = with_point
-    (folder / "operating_point.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"operating_point\.json: "):
-        vitdense.load(folder)
 
 
 def test_pictures(model, photos, tmp_path):

@@ -15,7 +15,7 @@ from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
 from mmengine.registry import DATASETS, MODELS
 from mmengine.structures import BaseDataElement
-from torch import Tensor, nn
+from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fill import fill
@@ -42,13 +42,14 @@ from vitdense.mm.config.query import (
 from vitdense.mm.data.classes import meta_of
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.operating_point import read_point
 from vitdense.mm.precision import Inference, check_device, check_score
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
 from vitdense.results.result import Result
-from vitdense.runtime import SCORE, least, segments_of
+from vitdense.runtime import SCORE, OperatingPoint, least, segments_of
+from vitdense.seams import call
 
+UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 _process = os.getpid()  # whose threads the pool of OpenMP has
 
@@ -101,7 +102,7 @@ class Predictor:
         skeleton: Pairs of keypoints, which pictures join.
         dataset: Config of its test data.
         reader: Of images, by the test pipeline.
-        operating_point: Of the checkpoint, see `read_point`; None without one.
+        operating_point: Of the checkpoint, which an extension reads; None without one.
         score_thr: Minimum score of detections, or those of the classes.
 
     Raises:
@@ -123,12 +124,8 @@ class Predictor:
         self.model = load_model(cfg, checkpoint, inference.device, classes)
         self.inference = inference
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
-        point = read_point(checkpoint, cfg, self.names, inference.tiles, inference.overlap)
-        self.operating_point, self.score_thr = point, inference.score_thr
-        if inference.score_thr is None:
-            self.score_thr: float | Sequence[float] = point.thresholds if point else SCORE
-            if point:
-                print_log(f"operating point {point} (score_thr= or --score-thr for another)", "current")
+        self.operating_point: OperatingPoint | None = None
+        self.score_thr: float | Sequence[float] = SCORE if inference.score_thr is None else inference.score_thr
         self.skeleton = self.model.dataset_meta.get("skeleton", ())
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
@@ -142,6 +139,7 @@ class Predictor:
             steps, of_tile = split_pipeline(steps)
             self._step = TiledDetector(self.model, inference.tiles, inference.overlap, of_tile).test_step
         self.reader = ImageReader(steps)
+        call("load", "after", model=self, checkpoint=checkpoint)
 
     def __call__(
         self, images: Images | Iterable[Images], score_thr: float | None = None, batch_size: int = 8
@@ -274,6 +272,15 @@ def test_steps(cfg: Config) -> list[dict]:
     return [step for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline if not loads_labels(step)]
 
 
+def pixel_steps(cfg: Config) -> list[dict]:
+    """The `test_steps` that change pixels, to be compared: types without scopes, no options that change no pixel."""
+    return [
+        {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
+        for step in test_steps(cfg)
+        if not type_name(step).startswith("Pack")
+    ]
+
+
 class ImageReader:
     """Images as a model gets them.
 
@@ -345,10 +352,29 @@ def load_model(
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)  # the caller's stays as it is
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
-    asked = Asked(checkpoint=checkpoint)
-
-    model = build_model(_with_empty_backbone(built(cfg, asked, PREDICTING)))
-    state = _fit(model, saved, cfg, checkpoint, meta, is_named)
+    names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
+    others = {number for _, number in class_counts(cfg.model)} - {names, things}
+    if not is_named and (others or not names):
+        raise ConfigError(
+            f"{checkpoint} has no class names (meta.dataset_meta), and the test data of the config do not have "
+            f"those of its heads; {NAME_OUTPUTS}"
+        )
+    if others:
+        raise ConfigError(
+            f"{checkpoint} was trained on {names} classes, but heads of {cfg.filename} have "
+            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder"
+        )
+    model = build_model(_with_empty_backbone(built(cfg, Asked(checkpoint=checkpoint), PREDICTING)))
+    try:
+        state, report = fit_whole(model, saved, source=checkpoint)
+    except CheckpointMismatchError as error:
+        if is_named:
+            raise
+        raise ConfigError(
+            f"{checkpoint} has no class names, and the {names} of the config do not fit; {NAME_OUTPUTS}. {error}"
+        ) from error
+    for said in filter(None, (report.classes, report.queries)):
+        print_log(f"{checkpoint}: {said}")
     if hasattr(model, "backbone"):
         own = {key: x for key, x in state.items() if key.startswith("backbone.")}
         fill(model.backbone, {key.removeprefix("backbone."): x for key, x in own.items()}, is_own=True)
@@ -371,41 +397,6 @@ def _with_empty_backbone(cfg: Config) -> Config:
     return cfg
 
 
-def _fit(
-    model: nn.Module,
-    saved: Mapping[str, Any],
-    cfg: Config,
-    checkpoint: str,
-    meta: Mapping[str, Any],
-    is_named: bool,
-) -> dict[str, Tensor]:
-    """The tensors of a checkpoint that fill a model of `load_model`, with as many outputs as there are names."""
-    try:
-        state, report = fit_whole(model, saved, source=checkpoint)
-    except CheckpointMismatchError as error:
-        trained = len(meta["classes"])
-        others = {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, trained}
-        if not others and is_named:
-            raise
-        if not others:
-            raise ConfigError(
-                f"{checkpoint} has no class names, and the {trained} of the config do not fit; {NAME_OUTPUTS}. {error}"
-            ) from error
-        raise ConfigError(
-            f"{checkpoint} was trained on {trained} classes, but heads of {cfg.filename} have "
-            f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder"
-        ) from error
-    names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
-    if others := {number for _, number in class_counts(cfg.model)} - {names, things}:
-        raise ConfigError(
-            f"{checkpoint} has the names of {names} classes, but heads of {cfg.filename} have "
-            f"{' and '.join(map(str, sorted(others)))} outputs; which is which is not known"
-        )
-    for said in filter(None, (report.classes, report.queries)):
-        print_log(f"{checkpoint}: {said}")
-    return state
-
-
 def _names_of(
     saved: Mapping[str, Any], cfg: Config, checkpoint: str, classes: Sequence[str] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
@@ -421,21 +412,15 @@ def _names_of(
                 f"classes: got {list(classes)}, but {checkpoint} names its outputs {named}; leave them out"
             )
     if not found and (own or classes is not None):
-        names = tuple(own.values() if own else filter(None, classes))
-        found, saved = {"classes": names}, saved if own else {**saved, "args": {"class_names": list(classes)}}
-    is_named = bool(found.get("classes"))
-    if is_named and (classes is not None or own or lacks_classes(cfg)):
+        found = {"classes": tuple(own.values() if own else filter(None, classes))}
+        saved = saved if own else {**saved, "args": {"class_names": list(classes)}}
+    if not found.get("classes"):
+        found = next((one for one in (dataset.get("metainfo"), kind.METAINFO) if one and one.get("classes")), {})
+        outputs = ", ".join(f"{i} {name}" for i, name in enumerate(found.get("classes") or ()))
+        print_log(f"{checkpoint} has no class names; its outputs are taken for the classes of the config: {outputs}")
+        return found, saved, False
+    if classes is not None or own or lacks_classes(cfg):
         for _, head in class_heads(cfg.model):
             if "num_classes" in head:
                 head["num_classes"] = len(found["classes"])
-    if not is_named:
-        found = next((one for one in (dataset.get("metainfo"), kind.METAINFO) if one and one.get("classes")), {})
-        names = found.get("classes") or ()
-        if not names or {head.get("num_classes") for _, head in class_heads(cfg.model)} - {None, len(names)}:
-            raise ConfigError(
-                f"{checkpoint} has no class names (meta.dataset_meta), and the test data of the config do not have "
-                f"those of its heads; {NAME_OUTPUTS}"
-            )
-        outputs = ", ".join(f"{i} {name}" for i, name in enumerate(names))
-        print_log(f"{checkpoint} has no class names; its outputs are taken for the classes of the config: {outputs}")
-    return found, saved, is_named
+    return found, saved, True

@@ -14,8 +14,8 @@ from mmengine.config import Config
 from vitdense.errors import OptionError
 from vitdense.extensions.operating_point import find, option
 from vitdense.extensions.operating_point.option import match
+from vitdense.extensions.operating_point.point import conditions_of, read_point
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.operating_point import conditions_of, read_point
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.coco_engines import Found, evaluate
 from vitdense.mm.train.metrics import Truth

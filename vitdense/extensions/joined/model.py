@@ -14,11 +14,10 @@ from torch import Tensor, nn
 from vitdense.families import arguments
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_trained
-from vitdense.mm.config.query import type_name
 from vitdense.mm.data.images import Images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.precision import Inference
-from vitdense.mm.predictor import Predictor, check_batches, test_steps
+from vitdense.mm.predictor import Predictor, check_batches, pixel_steps
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.models.base import Backbone, tap
 from vitdense.models.vit.model import ViT
@@ -33,7 +32,6 @@ FREE = (
 )
 WHOLE = Backbone.forward, Backbone.forward_patches
 OUTPUT_NORMS = r"norm\d*(\..+)?"  # each model has its own
-UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
 
 
 def join(*models: str | Path, names: Sequence[str] | None = None, **options: Any) -> "Joined":
@@ -197,10 +195,8 @@ def facts_of(model: Predictor) -> dict[str, Any]:
     given = arguments(kind) | dict(cfg.model.backbone)
     facts = {"model.backbone.type": ViT if kind is TokenViT else kind}
     facts |= {f"model.backbone.{key}": getattr(trunk, key, given[key]) for key in sorted({*given} - {*FREE, "type"})}
-    steps = [step for step in test_steps(cfg) if not type_name(step).startswith("Pack")]
-    for i, step in enumerate(steps):
-        kept = {key: value for key, value in step.items() if key not in UNSEEN}
-        facts[f"step {i} of the test pipeline"] = {**kept, "type": type_name(step)}
+    steps = pixel_steps(cfg)
+    facts |= {f"step {i} of the test pipeline": step for i, step in enumerate(steps)}
     options = cfg.model.data_preprocessor
     facts |= {f"model.data_preprocessor.{key}": options.get(key) for key in ("mean", "std", "bgr_to_rgb", "rgb_to_bgr")}
     facts["padding of model.data_preprocessor"] = padding_of(of_images, steps)
@@ -212,6 +208,6 @@ def padding_of(preprocessor: nn.Module, steps: Sequence[Mapping]) -> tuple | Non
     """How images are padded to test: (divisor, size, value); None where they have whole sizes already."""
     of_test = getattr(preprocessor, "test_cfg", {"size_divisor": preprocessor.pad_size_divisor}) or {}  # of mmseg
     divisor, size = of_test.get("size_divisor") or 1, of_test.get("size")
-    scales = [step["scale"] for step in steps if type_name(step) == "Resize" and not step.get("keep_ratio")]
+    scales = [step["scale"] for step in steps if step["type"] == "Resize" and not step.get("keep_ratio")]
     is_whole = divisor == 1 or (scales and not any(side % divisor for side in scales[-1]))
     return None if is_whole and size is None else (divisor, size, float(preprocessor.pad_value))

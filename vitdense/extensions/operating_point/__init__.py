@@ -2,4 +2,9 @@
 
 from vitdense.seams import Extension
 
-EXTENSION = Extension(options={"test": "vitdense.extensions.operating_point.option"})
+EXTENSION = Extension(
+    options={
+        "test": "vitdense.extensions.operating_point.option",
+        "load": "vitdense.extensions.operating_point.point",
+    }
+)

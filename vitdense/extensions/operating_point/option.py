@@ -16,11 +16,11 @@ from mmengine.runner import Runner
 from pycocotools.cocoeval import COCOeval
 
 from vitdense.extensions.operating_point.find import Matches, find_point, parse_wish
+from vitdense.extensions.operating_point.point import conditions_of, digest_of, file_beside
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.query import as_list
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.operating_point import conditions_of, digest_of, file_beside
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.coco_engines import Evaluation, Found
 

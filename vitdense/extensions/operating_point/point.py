@@ -9,12 +9,19 @@ from mmengine.logging import print_log
 
 from vitdense.files import read_text, sha256_of
 from vitdense.mm.checkpoints import REST
-from vitdense.mm.config.query import leaf_datasets, type_name
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.predictor import Predictor, pixel_steps
 from vitdense.mm.work_folder import WorkFolder
 from vitdense.runtime import SCORE, OperatingPoint
 
-UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
+
+def after(model: Predictor, checkpoint: str) -> None:
+    """Give a model that was loaded the operating point of its checkpoint."""
+    inference = model.inference
+    model.operating_point = read_point(checkpoint, model.model.cfg, model.names, inference.tiles, inference.overlap)
+    if model.operating_point and inference.score_thr is None:
+        model.score_thr = model.operating_point.thresholds
+        print_log(f"operating point {model.operating_point} (score_thr= or --score-thr for another)", "current")
 
 
 def file_beside(checkpoint: str) -> Path:
@@ -29,11 +36,7 @@ def digest_of(checkpoint: str) -> str:
 
 def conditions_of(cfg: Config, tiles: int | None, overlap: float) -> dict[str, Any]:
     """What scores depend on beside the weights: how an image is prepared, what the heads keep, and the tiles."""
-    steps = [
-        {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
-        for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline
-        if not type_name(step).startswith(("Load", "Pack"))
-    ]
+    steps = [step for step in pixel_steps(cfg) if not step["type"].startswith("Load")]
     conditions = {"steps": steps, "tiles": tiles, "overlap": overlap if tiles else None}
     conditions |= {"test_cfg": cfg.get("model", {}).get("test_cfg")}
     return json.loads(json.dumps(conditions, default=str))  # as a file has them
