@@ -23,7 +23,7 @@ print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.
 
 
 # The options of extensions of the other commands import torch.
-@pytest.mark.parametrize("command", ["train", "flops", "plot", "show", "demo"])
+@pytest.mark.parametrize("command", ["train", "new", "check", "flops", "plot", "show", "demo"])
 def test_help_without_torch(command):
     pytest.importorskip("mmengine")
     code = f"""

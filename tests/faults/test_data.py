@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("mmdet")
-from vitdense.mm.cli.check import report
+from vitdense.mm.checks.report import report
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_dataset
 from vitdense.mm.errors import ConfigError

@@ -13,7 +13,7 @@ from mmdet.structures.mask import BitmapMasks
 from mmengine.dataset import Compose
 from mmengine.registry import TRANSFORMS, init_default_scope
 
-from vitdense.extensions.markers.options import look
+from vitdense.extensions.markers.markers import look
 
 HEIGHT, WIDTH = 120, 160
 

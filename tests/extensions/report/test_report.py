@@ -13,7 +13,7 @@ from vitdense.extensions.report.options import after
 from vitdense.extensions.report.pictures import Shown
 from vitdense.mm import checks
 from vitdense.mm.checks import dry_step, model
-from vitdense.mm.cli.check import look
+from vitdense.mm.checks.report import look
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

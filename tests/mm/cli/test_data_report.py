@@ -11,7 +11,7 @@ from PIL import Image
 from vitdense.__main__ import main
 from vitdense.mm import checks
 from vitdense.mm.checks import config, dry_step, model
-from vitdense.mm.cli.check import look, report
+from vitdense.mm.checks.report import look, report
 from vitdense.mm.config.load import load_config
 
 pytest.importorskip("mmdet")
@@ -141,7 +141,7 @@ def test_faults_of_instances(detection, tmp_path, capsys):
 
 
 def test_files_are_a_sample_or_all(detection, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("vitdense.mm.cli.check.FILES_READ", 2)
+    monkeypatch.setattr("vitdense.mm.checks.report.FILES_READ", 2)
     cfg = detection()
     (tmp_path / "images/sub/1.jpg").write_text("no image")
     assert report(cfg) == 0

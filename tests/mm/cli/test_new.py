@@ -328,7 +328,7 @@ def test_base_config_for_detection(boxes, repo, base, names):
 @pytest.mark.parametrize("base", ["retinanet/retinanet_r50_fpn_1x_coco", "cascade_rcnn/cascade-rcnn_r50_fpn_1x_coco"])
 def test_base_config_of_mmdet_that_states_its_data(boxes, base, monkeypatch):
     boxes()
-    monkeypatch.setattr(new, "report", lambda cfg, trains: 0)  # of a ResNet-50 at 800 pixels
+    monkeypatch.setattr("vitdense.mm.checks.report.report", lambda cfg, trains: 0)  # of a ResNet-50 at 800 pixels
     assert run(*DETECTION, "--boxes", "--base", f"mmdet::{base}.py", "mine.py") == 0
     cfg = load_config("mine.py")
     assert {head.num_classes for _, head in class_heads(cfg.model)} == {2}

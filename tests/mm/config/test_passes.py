@@ -298,7 +298,7 @@ def test_description_has_a_line_for_keys_that_change_alike():
 @pytest.mark.long
 def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vitdense.mm.cli.check.report", lambda *_: 0)
+    monkeypatch.setattr("vitdense.mm.checks.report.look", lambda *_: ([], []))
     options = ["--cfg-options", "settings.max_iters=5", "train_dataloader.batch_size=2"]
     assert main(["check", "rfdetr_nano_shapes", "--passes", *options]) == 0
     lines = capsys.readouterr().out.splitlines()

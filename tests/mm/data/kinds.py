@@ -18,7 +18,8 @@ from vitdense.errors import OptionError
 from vitdense.mm import checks
 from vitdense.mm.checks import data as data_checks
 from vitdense.mm.checks import dry_step
-from vitdense.mm.cli import check, new
+from vitdense.mm.checks.report import report
+from vitdense.mm.cli import new
 from vitdense.mm.config import own_data
 from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.load import load_config
@@ -324,7 +325,7 @@ class Tools:
         try:
             cfg = self.config()
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                status = check.report(cfg)
+                status = report(cfg)
         except OptionError as error:
             return refusal(error)
         lines = printed.getvalue().splitlines()

@@ -1,11 +1,12 @@
 """`vitdense new detection --keypoints`."""
 
 import argparse
+from typing import TYPE_CHECKING
 
-from vitdense.extensions.keypoints.categories import metainfo_of
-from vitdense.mm.config.own_data import Labels
-from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vitdense.mm.config.own_data import Labels
 
 ROWS = r"bbox_head\.(decoder\.kinds|(first_)?points\.queries)"  # a row of each keypoint
 
@@ -16,12 +17,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keypoints", action="store_true", help=text)
 
 
-def labels(args: argparse.Namespace) -> Labels | None:
+def labels(args: argparse.Namespace) -> "Labels | None":
     """The keypoints of the one category of the training file; None where they are not asked for.
 
     Raises:
         ConfigError: There is no such file or category, or other options do not fit.
     """
+    from vitdense.extensions.keypoints.categories import metainfo_of
+    from vitdense.mm.config.own_data import Labels
+    from vitdense.mm.data.coco import overview
+
     if not args.keypoints:
         return None
     if not args.base and (args.method or "rfdetr") != "rfdetr":

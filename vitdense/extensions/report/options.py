@@ -3,12 +3,13 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mmengine.config import Config
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
-from vitdense.extensions.report.page import write_report
-from vitdense.mm.checks.sets import DataSet
-from vitdense.mm.data.faults import Fault
+    from vitdense.mm.checks.sets import DataSet
+    from vitdense.mm.data.faults import Fault
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def after(args: argparse.Namespace, cfg: Config, faults: Sequence[Fault], sets: Sequence[DataSet]) -> None:
+def after(args: argparse.Namespace, cfg: "Config", faults: "Sequence[Fault]", sets: "Sequence[DataSet]") -> None:
     """Write the page."""
+    from vitdense.extensions.report.page import write_report
+
     if args.report is not None:
         print(f"wrote {write_report(args.report, cfg, faults, sets)}")

@@ -1,45 +1,27 @@
-"""`python -m vitdense check`: what training checks before its start, and a report of the data."""
+"""`vitdense check`: what training checks before its start, and a report of the data."""
 
+import argparse
 import copy
-import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import chain, repeat
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from mmengine.config import Config
-from mmengine.device import get_device
-from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
-
 from vitdense.files import atomic_write
-from vitdense.mm.checks import dry_step, findings
-from vitdense.mm.checks.schedule import warm_up
-from vitdense.mm.checks.sets import DataSet, data_sets
 from vitdense.mm.config.arguments import make_parser
-from vitdense.mm.config.base import Asked, describe, run_passes
-from vitdense.mm.config.load import config_of
-from vitdense.mm.config.passes import STARTING, TRAINING, built
-from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.data.faults import Fault, caught
-from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.errors import ConfigError
-from vitdense.seams import options_of
+from vitdense.mm.config.asked import Asked
+from vitdense.seams import call
 
 
 def main(argv: Sequence[str]) -> int:
     """The command; its exit status: 0, or 2 if there are errors."""
-    parser = make_parser(__doc__)
-    parser.prog = "python -m vitdense check"
-    parser.add_argument("--all", action="store_true", help=f"read every image file, not only {FILES_READ} per data set")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
-    parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
-    parser.add_argument("--passes", action="store_true", help="print what each pass changes before a training")
-    extensions = options_of("check")
-    for module in extensions:
-        if hasattr(module, "add_options"):
-            module.add_options(parser)
-    args, changes = parser.parse_args(argv), []
+    args = _parser().parse_args(argv)
+
+    from vitdense.mm.checks.report import draw_batch, look
+    from vitdense.mm.config.base import describe, run_passes
+    from vitdense.mm.config.load import config_of
+    from vitdense.mm.config.passes import STARTING, TRAINING, built
+    from vitdense.mm.console import exit_on_user_error
+
+    changes = []
     with exit_on_user_error():
         cfg = config_of(args, changes)
         if args.passes:
@@ -48,9 +30,7 @@ def main(argv: Sequence[str]) -> int:
             built(trained, Asked(), changes=changes)
             print(*describe(changes), "", sep="\n")
         faults, sets = look(cfg, args.all)
-        for module in extensions:
-            if hasattr(module, "after"):
-                module.after(args, cfg=cfg, faults=faults, sets=sets)
+        call("check", "after", args, cfg=cfg, faults=faults, sets=sets)
         status = 2 if any(fault.grave for fault in faults) else 0
         if args.pictures and status == 0:
             print("drew", *draw_batch(cfg, args.pictures))
@@ -61,84 +41,11 @@ def main(argv: Sequence[str]) -> int:
     return status
 
 
-def report(cfg: Config, trains: bool = True) -> int:
-    """See `look`; the exit status: 0, or 2 if there are errors."""
-    faults, _ = look(cfg, trains=trains)
-    return 2 if any(fault.grave for fault in faults) else 0
-
-
-def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[list[Fault], list[DataSet]]:
-    """Check a config, describe its data, and print both.
-
-    Args:
-        cfg: From `load_config`.
-        all_files: Read every image file and label map, not only `FILES_READ` per data set.
-        trains: With the dry step.
-
-    Returns:
-        What was found, each once, errors first; and the data sets, those of the same files once.
-    """
-    print(f"{'config':12}{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}", flush=True)
-    splits = [
-        split
-        for split in ("train", "val", "test")
-        if cfg.get(f"{split}_cfg") is not None and cfg.get(f"{split}_dataloader")
-    ]
-    sets, described = data_sets(cfg, splits, None if all_files else FILES_READ), []
-    for one in sets:
-        if one.first is not one:
-            _rows(one.label)(f"as {one.first.label}")
-        elif one.kind is not None:  # a fault that the checks find
-            described += caught(one.describe, _rows(one.label))
-    faults = [*findings(cfg, splits, sets), *described]
-    sets = [one for one in sets if one.first is one and one.kind is not None]
-    with suppress(ConfigError):  # of the annotations, a fault already
-        faults += warm_up(cfg, sum(one.num_train for one in sets))
-    if trains and "train" in splits and not any(fault.grave for fault in faults):
-        print(f"{'dry step':12}losses, gradients and a validation of a small batch on {get_device()} ...", flush=True)
-        faults += dry_step.find(cfg, splits, _rows(""))
-    found = {str(fault): fault for fault in faults}
-    # Each once, also where the test set is the validation set; errors first, then what most things have.
-    once = [x for line, x in found.items() if not line.startswith("test_") or f"val_{line[5:]}" not in found]
-    faults = sorted(once, key=lambda fault: (not fault.grave, -len(fault.items) / (fault.total or math.inf)))
-    errors = sum(fault.grave for fault in faults)
-    print("", *(f"{'error' if fault.grave else 'warning'}: {fault}" for fault in faults), sep="\n")
-    print(f"errors: {errors}, warnings: {len(faults) - errors}")
-    return faults, sets
-
-
-def _rows(name: str) -> Callable[[str], None]:
-    """What prints rows of a table, the first with a name."""
-    names = chain([name], repeat(""))
-    return lambda text: print(f"{next(names):12}{text}", flush=True)
-
-
-def draw_batch(cfg: Config, folder: Path) -> list[Path]:
-    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps, padded as the
-    model pads them.
-
-    Args:
-        cfg: From `load_config`.
-        folder: For the pictures ``train_0.png`` and so on.
-
-    Returns:
-        Their paths.
-    """
-    init_default_scope(cfg.get("default_scope", "mmdet"))
-    loader = dry_step.loader_here(cfg.train_dataloader)
-    visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
-    visualizer.dataset_meta = loader.dataset.metainfo
-    batch = next(iter(loader))
-    images = batch["inputs"]  # of [3, H, W] BGR each
-    if options := cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor"):
-        plain = {key: value for key, value in options.items() if key not in ("mean", "std", "bgr_to_rgb", "rgb_to_bgr")}
-        images, batch["data_samples"] = MODELS.build(plain)(batch, True).values()
-    paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
-    for path, image, sample in zip(paths, images, batch["data_samples"]):
-        instances = sample.get("gt_instances")
-        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer takes no boxes of its own
-            instances.bboxes = instances.bboxes.tensor
-        rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
-        with atomic_write(path) as scratch:
-            visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))
-    return paths
+def _parser() -> argparse.ArgumentParser:
+    parser = make_parser(__doc__, "vitdense check")
+    parser.add_argument("--all", action="store_true", help="read every image file, not only a sample of each data set")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
+    parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
+    parser.add_argument("--passes", action="store_true", help="print what each pass changes before a training")
+    call("check", "add_options", parser)
+    return parser

@@ -1,4 +1,4 @@
-"""`python -m vitdense new`: write a config for your own data.
+"""`vitdense new`: write a config for your own data.
 
 It reads classes and image sizes from the data, and starts from a recipe in configs/. The file is short, and everything
 in it can be written by hand.
@@ -7,33 +7,29 @@ in it can be written by hand.
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import torch
-
 from vitdense.files import atomic_write
-from vitdense.mm.cli.check import report
 from vitdense.mm.config.arguments import Parser, whole_number
-from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model_index import fetched
-from vitdense.mm.config.own_data import EPOCHS, FINETUNE, ITERS, SEGMENTORS, Data, commands, config_text, read
-from vitdense.mm.config.print import check_new_file
-from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.config.recipes import EPOCHS, FINETUNE, ITERS, SEGMENTORS, SMALL
 from vitdense.mm.errors import ConfigError
-from vitdense.seams import options_of
+from vitdense.seams import call, options_of
 
 MIN_MEMORY = 8e9  # bytes of a GPU, with which a detector is a cascade
-SMALL = {
-    "detection": "cascade_swin_nano_coco",
-    "segmentation": "upernet_swin_nano_camvid",
-    "panoptic": "eomt_nano_shapes",
-}
 
 
 def main(argv: Sequence[str]) -> int:
     """The command; its exit status: 0, or 2 if the check finds errors."""
     args = _parser().parse_args(argv)
+
+    from vitdense.mm.checks.report import report
+    from vitdense.mm.config.load import load_config
+    from vitdense.mm.config.model_index import fetched
+    from vitdense.mm.config.own_data import commands, config_text, read
+    from vitdense.mm.config.print import check_new_file
+    from vitdense.mm.console import exit_on_user_error
+
     with exit_on_user_error():
         check_new_file(args.out, args.force)
         if args.task == "detection":
@@ -41,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
             args.label_kind = next(filter(None, kinds), None)
             set_method(args)
         data = read(args)
-        text = config_text(args, data)
-        _write(args.out, text, data)
+        _write(args.out, config_text(args, data), data.written)
         cfg = load_config(args.out)
         for option, weights in fetched(cfg).items():
             print(f"the training downloads {weights} once; without a network, give its file: {option}=FILE")
@@ -54,9 +49,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _write(out: Path, text: str, data: Data) -> None:
+def _write(out: Path, text: str, annotations: Mapping[Path, Mapping]) -> None:
     """Write a config, and annotation files before it, in UTF-8, as mmengine reads it."""
-    for path, content in (*((path, json.dumps(one)) for path, one in data.written.items()), (out, text)):
+    for path, content in (*((path, json.dumps(one)) for path, one in annotations.items()), (out, text)):
         with atomic_write(path) as scratch:
             scratch.write_text(content, encoding="utf-8")
         print(f"wrote {path}")
@@ -64,7 +59,7 @@ def _write(out: Path, text: str, data: Data) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser("python -m vitdense new", description=__doc__)
+    parser = Parser("vitdense new", description=__doc__)
     tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
     json_file, folder = {"type": Path, "metavar": "FILE.json"}, {"type": Path, "metavar": "DIR"}
     yolo = "in place of --train, --val and --images: these annotations are written as COCO's, beside NAME.py"
@@ -78,8 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask")
     add("--masks", action="store_true", help="of rfdetr, which otherwise trains on boxes alone")
     add("--weights", metavar="FILE", help=weights)
-    for module in options_of("new detection"):
-        module.add_options(tasks.choices["detection"])
+    call("new detection", "add_options", tasks.choices["detection"])
     add = tasks.add_parser("segmentation", help="label maps: images of class indices").add_argument
     add("--head", choices=SEGMENTORS, help="default: upernet; linear and dpt are on plain ViTs")
     add("--labels", required=True, **folder, help="label maps")
@@ -136,4 +130,6 @@ def set_method(args: argparse.Namespace) -> None:
 
 def _gpu_memory() -> int:
     """In bytes; 0 where there is no GPU."""
+    import torch
+
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0

@@ -23,6 +23,7 @@ from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads, find_class
+from vitdense.mm.config.recipes import DETECTORS, EPOCHS, FINETUNE, ITERS, PANOPTIC, SEGMENTORS
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.console import result_commands
 from vitdense.mm.data.classes import names_faults
@@ -34,29 +35,7 @@ from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
-DETECTORS = {  # (method, boxes only) -> recipe
-    ("cascade", False): "cascade_swin_t_coco",
-    ("cascade", True): "cascade_rcnn_swin_t_coco",
-    ("mask_rcnn", False): "mask_rcnn_swin_t_coco",
-    ("mask_rcnn", True): "faster_rcnn_swin_t_coco",
-    ("rfdetr", False): "rfdetr_seg_s_coco",
-    ("rfdetr", True): "rfdetr_s_coco",
-}
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
-SEGMENTORS = {  # head -> recipe
-    "upernet": "upernet_swin_t_ade20k",
-    "linear": "linear_dinov3_s_ade20k",
-    "dpt": "dpt_dinov3_b_ade20k",
-    "mask2former": "mask2former_swin_t_ade20k",
-}
-PANOPTIC = "eomt_dinov2_s_640_coco_panoptic"
-FINETUNE = {  # options of the backbone
-    "all": {"frozen_stages": -1, "finetune": None},
-    "frozen": {"frozen_stages": "all", "finetune": None},
-    "attention": {"frozen_stages": -1, "finetune": "attention"},
-    "lora": {"frozen_stages": -1, "finetune": "lora"},
-}
-EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,103 @@
+"""Check a config and describe its data, printing both; pictures of a batch."""
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import chain, repeat
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.device import get_device
+from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
+
+from vitdense.files import atomic_write
+from vitdense.mm.checks import dry_step, findings
+from vitdense.mm.checks.schedule import warm_up
+from vitdense.mm.checks.sets import DataSet, data_sets
+from vitdense.mm.data.faults import Fault, caught
+from vitdense.mm.data.images import FILES_READ
+from vitdense.mm.errors import ConfigError
+
+
+def report(cfg: Config, trains: bool = True) -> int:
+    """See `look`; the exit status: 0, or 2 if there are errors."""
+    faults, _ = look(cfg, trains=trains)
+    return 2 if any(fault.grave for fault in faults) else 0
+
+
+def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[list[Fault], list[DataSet]]:
+    """Check a config, describe its data, and print both.
+
+    Args:
+        cfg: From `load_config`.
+        all_files: Read every image file and label map, not only `FILES_READ` per data set.
+        trains: With the dry step.
+
+    Returns:
+        What was found, each once, errors first; and the data sets, those of the same files once.
+    """
+    print(f"{'config':12}{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}", flush=True)
+    splits = [
+        split
+        for split in ("train", "val", "test")
+        if cfg.get(f"{split}_cfg") is not None and cfg.get(f"{split}_dataloader")
+    ]
+    sets, described = data_sets(cfg, splits, None if all_files else FILES_READ), []
+    for one in sets:
+        if one.first is not one:
+            _rows(one.label)(f"as {one.first.label}")
+        elif one.kind is not None:  # a fault that the checks find
+            described += caught(one.describe, _rows(one.label))
+    faults = [*findings(cfg, splits, sets), *described]
+    sets = [one for one in sets if one.first is one and one.kind is not None]
+    with suppress(ConfigError):  # of the annotations, a fault already
+        faults += warm_up(cfg, sum(one.num_train for one in sets))
+    if trains and "train" in splits and not any(fault.grave for fault in faults):
+        print(f"{'dry step':12}losses, gradients and a validation of a small batch on {get_device()} ...", flush=True)
+        faults += dry_step.find(cfg, splits, _rows(""))
+    found = {str(fault): fault for fault in faults}
+    # Each once, also where the test set is the validation set; errors first, then what most things have.
+    once = [x for line, x in found.items() if not line.startswith("test_") or f"val_{line[5:]}" not in found]
+    faults = sorted(once, key=lambda fault: (not fault.grave, -len(fault.items) / (fault.total or math.inf)))
+    errors = sum(fault.grave for fault in faults)
+    print("", *(f"{'error' if fault.grave else 'warning'}: {fault}" for fault in faults), sep="\n")
+    print(f"errors: {errors}, warnings: {len(faults) - errors}")
+    return faults, sets
+
+
+def _rows(name: str) -> Callable[[str], None]:
+    """What prints rows of a table, the first with a name."""
+    names = chain([name], repeat(""))
+    return lambda text: print(f"{next(names):12}{text}", flush=True)
+
+
+def draw_batch(cfg: Config, folder: Path) -> list[Path]:
+    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps, padded as the
+    model pads them.
+
+    Args:
+        cfg: From `load_config`.
+        folder: For the pictures ``train_0.png`` and so on.
+
+    Returns:
+        Their paths.
+    """
+    init_default_scope(cfg.get("default_scope", "mmdet"))
+    loader = dry_step.loader_here(cfg.train_dataloader)
+    visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
+    visualizer.dataset_meta = loader.dataset.metainfo
+    batch = next(iter(loader))
+    images = batch["inputs"]  # of [3, H, W] BGR each
+    if options := cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor"):
+        plain = {key: value for key, value in options.items() if key not in ("mean", "std", "bgr_to_rgb", "rgb_to_bgr")}
+        images, batch["data_samples"] = MODELS.build(plain)(batch, True).values()
+    paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
+    for path, image, sample in zip(paths, images, batch["data_samples"]):
+        instances = sample.get("gt_instances")
+        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer takes no boxes of its own
+            instances.bboxes = instances.bboxes.tensor
+        rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
+        with atomic_write(path) as scratch:
+            visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))
+    return paths
