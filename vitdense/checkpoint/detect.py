@@ -20,7 +20,6 @@ PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "vi
 PREFIXES += ("image_encoder.trunk.", "vision_encoder.backbone.", "radio_model.model.")
 LISTED = 20  # keys in a message
 MOST_SHARED = 10**9  # elements of a tensor that may share memory, as an expanded one does
-OMITTED = "omitted_backbones"  # in `meta`: frozen backbones that were not saved, their weights and SHA-256 by name
 
 
 @dataclass(frozen=True)
@@ -124,14 +123,14 @@ def is_finite(x: Tensor) -> bool:
 
 
 def refuse_omitted(checkpoint: Mapping) -> None:
-    """Refuse the checkpoint of a run that was saved without its frozen backbones: none can be loaded from it."""
+    """Refuse a checkpoint that `OmitFrozenBackboneHook` of vitdense 0.3 saved without its frozen backbones."""
     meta = checkpoint.get("meta", {})
     if not isinstance(meta, Mapping):
         raise CheckpointMismatchError(f"meta of the checkpoint: got {meta!r:.100}, expected a dict")
-    for name, (weights, _) in meta.get(OMITTED, {}).items():
+    for name, (weights, _) in meta.get("omitted_backbones", {}).items():
         raise CheckpointMismatchError(
             f"the checkpoint was saved without its frozen {name}, which has the weights {weights['checkpoint']}: load "
-            f"those, or the whole model by vitdense train (load_from), vitdense test or vitdense predict"
+            f"those for the {name}; for a whole model save the state dict of vitdense.load(...).model with vitdense 0.3"
         )
 
 

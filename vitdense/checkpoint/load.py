@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import OMITTED, WRAPPERS, Match, detect, entries, refuse_omitted, unwrap
-from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError, naming_option
+from vitdense.checkpoint.detect import WRAPPERS, Match, detect, entries, refuse_omitted, unwrap
+from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.fill import fill
 from vitdense.checkpoint.fit import fit, fresh_pattern, match_exactly, same_kind, with_channels
 from vitdense.checkpoint.read import parts_in_timm, read
@@ -240,17 +240,16 @@ def fit_whole(
     the names of detectron2.
 
     Args:
-        model: The detector or segmentor. Two parts of it are changed: the trunk, if there is a `base`, and frozen
-            backbones that the checkpoint was saved without, whose weights are loaded from the file that it names.
+        model: The detector or segmentor. If there is a `base`, its trunk is changed.
         source: Origin of the checkpoint, for the report.
         base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk (of
             PMT), or with differences to these weights, which are added to them (of EoMT on DINOv3, as published).
 
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
-        CheckpointNotFoundError: The weights of a frozen backbone, without which it was saved, are not there.
     """
-    state = unwrap(checkpoint) | _omitted_backbones(model, checkpoint, source)
+    refuse_omitted(checkpoint)
+    state = unwrap(checkpoint)
     if any(key.startswith("backbone.simfp_") for key in state):
         state = rename(state, DETECTOR)
     targets = model.state_dict()
@@ -349,12 +348,6 @@ def _are_differences(trunk: Match, source: str) -> bool:
     return False
 
 
-def fingerprint(backbone: nn.Module, report: LoadReport) -> str:
-    """SHA-256 of the tensors that a backbone has from a file, but not of resized ones: machines round differently."""
-    state = backbone.state_dict()
-    return tensors_sha256({key: state[key] for key in set(report.loaded) - set(report.resized)})
-
-
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     """SHA-256 of tensors with their names, data types and shapes."""
     digest = hashlib.sha256()
@@ -363,26 +356,6 @@ def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _omitted_backbones(model: nn.Module, checkpoint: Mapping, source: str) -> dict[str, Tensor]:
-    """The frozen backbones that a checkpoint was saved without, loaded again into the model."""
-    state: dict[str, Tensor] = {}
-    modules = dict(model.named_modules())
-    for name, (weights, sha256) in checkpoint.get("meta", {}).get(OMITTED, {}).items():
-        where = f"{source} was saved without its frozen {name}"
-        if name not in modules:
-            raise CheckpointMismatchError(
-                f"{where}, which the model does not have: give the config it was trained with"
-            )
-        try:
-            modules[name].load_weights(**weights)
-        except CheckpointNotFoundError as error:
-            raise CheckpointNotFoundError(f"{where}, whose weights are missing: {error}") from error
-        if fingerprint(modules[name], modules[name].load_report) != sha256:
-            raise CheckpointMismatchError(f"{where}, and {weights['checkpoint']} has other weights than it had then")
-        state |= {f"{name}.{key}": value for key, value in modules[name].state_dict().items()}
-    return state
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
