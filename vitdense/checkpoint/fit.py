@@ -1,8 +1,7 @@
 """Fit tensors of a checkpoint to a model: resize, change the channels of the stem, compare, name what does not fit."""
 
-import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -127,31 +126,13 @@ def same_kind(a: Tensor, b: Tensor) -> bool:
 
 
 def fresh_pattern(keys: Collection[str], others: Collection[str]) -> str | None:
-    """A short regular expression that fully matches `keys`, names of parameters, and none of `others`: the shortest of
-    a few forms, such as ``roi_head\\..*(fc_cls|fc_reg)\\..*``; None if it is long.
+    """A regular expression that fully matches `keys`, names of parameters, and none of `others`: by the names of their
+    layers, such as ``(.+\\.)?(fc_cls|fc_reg)\\..*``, or key by key; None if it is long.
     """
-
-    def is_exact(pattern: str) -> bool:
+    # Without numbers: those of the layers of a cascade.
+    layers = {[part for part in key.split(".") if not part.isdecimal()][-2:][0] for key in keys}
+    for pattern in (rf"(.+\.)?({'|'.join(sorted(layers))})\..*", "|".join(sorted(map(re.escape, keys)))):
         fits = re.compile(pattern).fullmatch
-        return all(map(fits, keys)) and not any(map(fits, others))
-
-    exact = [pattern for pattern in _candidates(keys) if len(pattern) <= LONGEST and is_exact(pattern)]
-    return min(exact, key=len, default=None)
-
-
-def _candidates(keys: Collection[str]) -> Iterator[str]:
-    yield _either(map(re.escape, keys))
-    for number in (r"\d+", None):  # of a module in a list: any, or as it is
-        modules = [
-            [number if number and part.isdecimal() else re.escape(part) for part in key.split(".")[:-1]] for key in keys
-        ]
-        for depth in range(1, max(map(len, modules)) + 1):
-            yield _either(r"\.".join(module[:depth]) for module in modules) + r"\..*"
-        shared = [parts[0] for parts in itertools.takewhile(lambda parts: len(set(parts)) == 1, zip(*modules))]
-        leaves = [next((part for part in module[::-1] if part[0].isalpha()), "") for module in modules]
-        yield "".join(rf"{part}\." for part in shared) + ".*" + _either(leaves) + r"\..*"
-
-
-def _either(patterns: Iterable[str]) -> str:
-    alternatives = sorted(set(patterns))
-    return alternatives[0] if len(alternatives) == 1 else f"({'|'.join(alternatives)})"
+        if len(pattern) <= LONGEST and all(map(fits, keys)) and not any(map(fits, others)):
+            return pattern
+    return None
