@@ -30,14 +30,10 @@ def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
         if one.kind is None:
             yield Fault(f"no data set of type {one.dataset['type']!r} is registered", one.where)
         root = Path(one.root)
+        fix = f"put the data set at {root} (or link it: ln -s /path/to/it {root}) or set its folder by --cfg-options"
         for what, path in () if one.is_drawn else one.paths:
             if not path.exists():
-                yield Fault(
-                    f"{what} {path} does not exist",
-                    one.where,
-                    fix=f"put the data set at {root} (or link it: ln -s /path/to/it {root}) or set its folder by "
-                    f"--cfg-options data_root=/path/to/it",
-                )
+                yield Fault(f"{what} {path} does not exist", one.where, fix=f"{fix} data_root=/path/to/it")
 
 
 def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
@@ -50,10 +46,8 @@ def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
             yield from (fault.within(f"{one.where}.dataset") for fault in names_faults(own or ()))
         # `follow_classes` gives the model's to all that can have them.
         if None not in (model, own) and own != model:
-            what = (
-                f"got the classes {join_some(own)}, expected those of the model, which are those of the training data"
-            )
-            yield Fault(f"{what}: {join_some(model)}", one.where, fix=SAME_NAMES)
+            expected = f"expected those of the model, which are those of the training data: {join_some(model)}"
+            yield Fault(f"got the classes {join_some(own)}, {expected}", one.where, fix=SAME_NAMES)
         yield from _classes_of_file(one, sets)
 
 
@@ -71,22 +65,16 @@ def _classes_of_file(one: DataSet, sets: Sequence[DataSet]) -> Iterator[Fault]:
     if names is None or own is None:
         return
     if numbers_by_file(one.kind) and own != tuple(name for name in names if name in set(own)):
-        yield Fault(
-            f"{one.kind.__name__} numbers labels in the order of {one.file}, {join_some(names)}; the model has "
-            f"{join_some(own)}",
-            one.where,
-            fix="set type='vitdense.CocoDataset', which reads them by name",
-        )
+        what = f"{one.kind.__name__} numbers labels in the order of {one.file}, {join_some(names)}"
+        fix = "set type='vitdense.CocoDataset', which reads them by name"
+        yield Fault(f"{what}; the model has {join_some(own)}", one.where, fix=fix)
         return
     absent = [name for name in own if name not in names]
     beside = {name for other in sets if other.name == one.name for name in _categories(other.dataset) or ()}
-    if absent and (len(absent) == len(own) or not set(absent) <= beside):
-        yield Fault(
-            f"{one.file} has no category {join_some(absent)} of the classes; it has {join_some(names)}",
-            one.where,
-            fix=SAME_NAMES,
-            grave=len(absent) == len(own) or one.training,
-        )
+    has_none = len(absent) == len(own)
+    if absent and (has_none or not set(absent) <= beside):
+        what = f"{one.file} has no category {join_some(absent)} of the classes; it has {join_some(names)}"
+        yield Fault(what, one.where, fix=SAME_NAMES, grave=has_none or one.training)
 
 
 def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
@@ -106,22 +94,17 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
         for loss in nodes(head):
             weights = loss.get("class_weight")
             if isinstance(weights, (list, tuple)) and len(weights) not in (number, number + 1):
-                yield Fault(
-                    f"got {len(weights)} weights, expected one for each of {number} classes, and one more for the "
-                    f"background of a softmax",
-                    f"class_weight of {loss.get('type', 'a loss')} in {path}",
-                )
+                expected = f"one for each of {number} classes, and one more for the background of a softmax"
+                where = f"class_weight of {loss.get('type', 'a loss')} in {path}"
+                yield Fault(f"got {len(weights)} weights, expected {expected}", where)
     expected = {"num_things_classes": len(own) if things is None else things}
     expected["num_stuff_classes"] = len(own) - expected["num_things_classes"]
     for head in nodes(cfg.model):  # Mask2Former's
         for key, number in expected.items():
             if head.get(key, number) != number:
                 weights = " and the class_weight of its loss_cls" if "class_weight" in head.get("loss_cls", {}) else ""
-                yield Fault(
-                    f"the data have {number} classes of {key.split('_')[1]}, but {key} of "
-                    f"{head.get('type', 'a part of the model')} is {head[key]}",
-                    fix=f"set it{weights} accordingly, or {follow}",
-                )
+                what = f"the data have {number} classes of {key.split('_')[1]}, but {key} of {head.get('type')} is"
+                yield Fault(f"{what} {head[key]}", fix=f"set it{weights} accordingly, or {follow}")
 
 
 def _readable(sets: Sequence[DataSet]) -> list[DataSet]:
@@ -133,16 +116,12 @@ def contents(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """What data sets hold is right, and has the classes."""
     seen, trained = set(), set()
     for one in _readable(sets):
-        try:
-            if one.training:
-                trained |= one.samples.counts.keys()
-            key = (id(one.first), one.loads_masks)
-            yield from one.faults(key not in seen, trained)
-            seen.add(key)
-        except ConfigError as error:
-            yield Fault(str(error))
-    with suppress(ConfigError):
-        yield from _absent([one for one in _readable(sets) if one.training and one.counts])
+        if one.training:
+            trained |= one.samples.counts.keys()
+        key = (id(one.first), one.loads_masks)
+        yield from caught(one.faults, key not in seen, trained)
+        seen.add(key)
+    yield from _absent([one for one in _readable(sets) if one.training and one.counts])
 
 
 def _absent(trained: Sequence[DataSet]) -> Iterator[Fault]:
@@ -156,13 +135,12 @@ def _absent(trained: Sequence[DataSet]) -> Iterator[Fault]:
 
 def few(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """A validation has enough objects of every class."""
-    for one in _readable(sets):
-        with suppress(ConfigError):
-            counts = one.samples.counts if one.name == "val" else {}
-            names = tuple(f"{name} ({counts[name]})" for name in one.classes if 0 < counts.get(name, 0) < FEW)
-            what = f"classes have under {FEW} objects, so that chance moves their AP, and its mean, by many points"
-            if names:
-                yield Fault(what, one.where, names, "validate on more images", grave=False, total=len(one.classes))
+    for one in (one for one in _readable(sets) if one.name == "val"):
+        counts = one.samples.counts
+        names = tuple(f"{name} ({counts[name]})" for name in one.classes if 0 < counts.get(name, 0) < FEW)
+        what = f"classes have under {FEW} objects, so that chance moves their AP, and its mean, by many points"
+        if names:
+            yield Fault(what, one.where, names, "validate on more images", grave=False, total=len(one.classes))
 
 
 def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
@@ -171,17 +149,14 @@ def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     For the start of a training or test; `vitdense check` decodes them.
     """
     for one in _readable(sets):
-        with suppress(ConfigError):  # of the annotations, which are faults already
-            yield from one.images(whole=False)[1]
+        yield from one.images(whole=False)[1]
 
 
 def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """Training and validation have no image in common, by its path or, of a sample, by its bytes."""
     of: dict[str, set[str]] = {"train": set(), "val": set()}
-    for one in _readable(sets):
-        if one.name in of:
-            with suppress(ConfigError):
-                of[one.name] |= set(map(os.path.abspath, one.image_paths))
+    for one in (one for one in _readable(sets) if one.name in of):
+        of[one.name] |= set(map(os.path.abspath, one.image_paths))
     if same := sorted(of["train"] & of["val"]):
         yield Fault("images are in training and validation both", "val_dataloader", tuple(same), grave=False)
     others = (evenly_spaced(sorted(paths - {*same}), SAMPLE) for paths in of.values())
@@ -197,8 +172,7 @@ def evaluators(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     several data sets or metrics.
     """
     for split in ("val", "test"):
-        found = [one for one in sets if one.name == split]
-        metrics = as_list(cfg.get(f"{split}_evaluator"))
+        found, metrics = [one for one in sets if one.name == split], as_list(cfg.get(f"{split}_evaluator"))
         if len(found) != 1 or len(metrics) != 1:
             continue
         named, of_data, kind = metrics[0].get("ann_file"), found[0].file, metrics[0].get("type")
@@ -207,8 +181,5 @@ def evaluators(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
             fix = "set type='vitdense.CocoMetric' and drop_doubles=True, or drop the objects in the file"
             yield Fault(what, f"{split}_evaluator", fix=fix)
         if named and of_data and Path(named).resolve() != Path(of_data).resolve():
-            yield Fault(
-                f"got {named}, expected the file of {split}_dataloader, {of_data}",
-                f"{split}_evaluator.ann_file",
-                fix="leave it out, and it follows the data set",
-            )
+            what = f"got {named}, expected the file of {split}_dataloader, {of_data}"
+            yield Fault(what, f"{split}_evaluator.ann_file", fix="leave it out, and it follows the data set")

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from vitdense.mm.checks.schedule import warm_up
 from vitdense.mm.checks.sets import DataSet, data_sets
 from vitdense.mm.data.faults import Fault, caught
 from vitdense.mm.data.images import FILES_READ
-from vitdense.mm.errors import ConfigError
 
 
 def report(cfg: Config, trains: bool = True) -> int:
@@ -51,8 +49,7 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
             described += caught(one.describe, _rows(one.label))
     faults = [*findings(cfg, splits, sets), *described]
     sets = [one for one in sets if one.first is one and one.kind is not None]
-    with suppress(ConfigError):  # of the annotations, a fault already
-        faults += warm_up(cfg, sum(one.num_train for one in sets))
+    faults += warm_up(cfg, sum(one.num_train for one in sets))
     if trains and "train" in splits and not any(fault.grave for fault in faults):
         print(f"{'dry step':12}losses, gradients and a validation of a small batch on {get_device()} ...", flush=True)
         faults += dry_step.find(cfg, splits, _rows(""))

@@ -30,7 +30,7 @@ from vitdense.mm.data.images import (
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.voc import read_voc
-from vitdense.mm.errors import join_some
+from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
 BOXES_ALONE = (
@@ -101,15 +101,20 @@ class DataSet:
 
     @cached_property
     def samples(self) -> Samples:
-        """What its files hold.
+        """What its files hold; a fault alone, if they are of another format."""
+        if self.first is not self:
+            return self.first.samples
+        try:
+            return self.read()
+        except ConfigError as error:
+            return Samples({}, faults=[Fault(str(error))])
+
+    def read(self) -> Samples:
+        """Read the files.
 
         Raises:
             ConfigError: They are of another format.
         """
-        return self.read() if self.first is self else self.first.samples
-
-    def read(self) -> Samples:
-        """Read the files."""
         return Samples({})
 
     @property
@@ -124,8 +129,8 @@ class DataSet:
             first: It is the first one of its files.
             trained: Classes with objects in the training data.
         """
+        place = f"{self.where}: {self.file}" if self.file and self.samples.sizes else self.where
         for fault in self.samples.faults if first else ():
-            place = f"{self.where}: {self.file}" if self.file else self.where
             yield replace(fault, grave=fault.grave and (self.loads_masks or not fault.of_masks)).within(place)
 
     @property
@@ -180,15 +185,17 @@ class DataSet:
         first, *others = self.samples.rows
         for text in (f"{self.file}: {first}" if self.file else first, *others):
             row(text)
-        yield from self.row_faults(row)
+        if self.training:
+            row(f"images used for training: {self.num_train}")
+        yield from self.faults_of_use()
         found, faults = self.images()
         row(f"image files: {len(found)} of {len(self.image_paths)} read: {describe_images(found)}")
         yield from faults
         for text in self.histogram():
             say(text)
 
-    def row_faults(self, row: Callable[[str], None]) -> Iterator[Fault]:
-        """More rows, and what they show."""
+    def faults_of_use(self) -> Iterator[Fault]:
+        """What a training and a metric of this config leave out."""
         yield from ()
 
     @property
@@ -217,16 +224,16 @@ class AnnotatedSet(DataSet):
         return read_coco(Path(self.file))
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
-        held, of_file = self.samples, f"{self.where}: {self.file}"
-        if first and not any(held.counts.values()):
+        held, total = self.samples, sum(self.samples.counts.values())
+        if first and held.sizes and not total:
             what = f"{self.file} has no annotations: there is nothing to {'learn' if self.training else 'evaluate'}"
             yield Fault(what, self.where, grave=self.training)
         dropped = DOUBLES if self.dataset.get("drop_doubles") else None
         yield from (fault for fault in super().faults(first, trained) if fault.what != dropped)
         if held.without_mask and self.loads_masks:
             what = "annotations have no 'segmentation', but masks are loaded (with_mask=True) or evaluated (segm)"
-            items, total = tuple(held.without_mask), sum(held.counts.values())
-            yield Fault(what, of_file, items, BOXES_ALONE, of="annotations", total=total)
+            where, items = f"{self.where}: {self.file}", tuple(held.without_mask)
+            yield Fault(what, where, items, BOXES_ALONE, of="annotations", total=total)
         others = [f"{name} ({n})" for name, n in held.counts.items() if n and name not in {*self.classes, *trained}]
         if trained and others:
             what = f"objects of classes that the training data do not have are not evaluated: {join_some(others)}"
@@ -234,21 +241,19 @@ class AnnotatedSet(DataSet):
 
     @property
     def num_train(self) -> int:
-        if not self.training or not self.is_here or not self.samples.sizes:
+        if not super().num_train:
             return 0
         return used(parse(Path(self.file)), set(self.classes), self.dataset.get("filter_cfg") or {})
 
-    def row_faults(self, row: Callable[[str], None]) -> Iterator[Fault]:
+    def faults_of_use(self) -> Iterator[Fault]:
         densest = self.samples.densest
         if limits := raised_limits(self.cfg, densest):
             what = f"an image of {self.file} has {densest} objects, more than the model can find or the metric counts"
             fix = f"to raise their limits: --cfg-options {as_options(limits)}"
             yield Fault(what, self.where, fix=fix, grave=False)
-        if self.training:
-            row(f"images used for training: {self.num_train}")
-            if not self.num_train:
-                what = f"no image of {self.file} is left for training: filter_cfg={self.dataset.get('filter_cfg')} "
-                yield Fault(f"{what}leaves out small ones, and those without a box of the classes", self.where)
+        if self.training and not self.num_train:
+            what = f"no image of {self.file} is left for training: filter_cfg={self.dataset.get('filter_cfg')} "
+            yield Fault(f"{what}leaves out small ones, and those without a box of the classes", self.where)
 
     def histogram(self) -> Iterator[str]:
         yield from super().histogram()
@@ -261,7 +266,7 @@ class PanopticSet(AnnotatedSet):
     """Segments, in a JSON file and PNGs."""
 
     unit, form, thing = "% of pixels", "{:.3g} %", "segment"
-    num_train, row_faults = DataSet.num_train, DataSet.row_faults
+    num_train, faults_of_use = DataSet.num_train, DataSet.faults_of_use
 
     @property
     def segments(self) -> Path:
@@ -289,10 +294,10 @@ class VocSet(DataSet):
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         yield from super().faults(first, trained)
-        found, own = self.samples.counts, self.classes
-        others = [(name, number) for name, number in found.items() if name not in own]
-        if others := [f"{name if name == name.strip() else repr(name)} ({number})" for name, number in others]:
-            what = f"objects of names that are no class are left out: {join_some(others)}; got {join_some(own)}"
+        own, others = self.classes, [(x, n) for x, n in self.samples.counts.items() if x not in self.classes]
+        if others:
+            names = join_some(f"{x if x == x.strip() else repr(x)} ({n})" for x, n in others)
+            what = f"objects of names that are no class are left out: {names}; got {join_some(own)}"
             grave = len(self.absent) == len(own) or (bool(self.absent) and self.training)
             yield Fault(what, self.where, fix=SAME_NAMES, grave=grave)
 
@@ -326,7 +331,7 @@ class MapSet(DataSet):
 
     @property
     def decoder(self) -> str:
-        """By which label maps are read."""
+        """Decoder of label maps."""
         return (self.loader or {}).get("imdecode_backend", "pillow")
 
     @cached_property
@@ -343,7 +348,7 @@ class MapSet(DataSet):
 
     @property
     def counts(self) -> Mapping[str, float]:
-        if self.loader is None or not self.maps.read:
+        if self.loader is None or not self.samples.sizes or not self.maps.read:
             return {}
         pixels, labels, total = self.maps.pixels, self.labels, self.maps.pixels.total()
         return {
@@ -353,16 +358,16 @@ class MapSet(DataSet):
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         """Of the files, else of values without a class and of ``reduce_zero_label``."""
-        if self.loader is None or self.head.get("num_classes") is None:
+        yield from super().faults(first, trained)
+        if self.loader is None or self.head.get("num_classes") is None or not self.samples.sizes:
             return
         maps, head = self.maps, self.head
         yield from (fault.within(self.where) for fault in maps.faults)
         if any(fault.grave for fault in maps.faults):
             return
-        num_classes, ignored = head["num_classes"], head.get("ignore_index", UNLABELLED)
+        num_classes, ignored, raw_values = head["num_classes"], head.get("ignore_index", UNLABELLED), set(maps.pixels)
         outputs = max(2, num_classes) if head.get("out_channels") == 1 else num_classes  # a sigmoid has 0 and 1
         outside = [raw for raw, label in self.labels.items() if label != ignored and not 0 <= label < outputs]
-        shown = outside or list(maps.pixels)
         if outputs > UNLABELLED:
             what = f"have {outputs} classes, but mmseg reads them in 8 bits: labels are 0 to 254, and 255 is unlabelled"
             fix = "join classes until there are 255 or fewer, and write maps anew"
@@ -372,24 +377,18 @@ class MapSet(DataSet):
         elif outside:
             values = ", ".join(map(str, outside[:10]))
             what = f"hold {values} (first in {maps.first_in[outside[0]]}), which have no class"
-            fix = (
-                "set num_classes and classes, reduce_zero_label (True: 0 means unlabelled) or ignore_index accordingly"
-            )
+            fix = "set num_classes and classes, reduce_zero_label (True: 0 is unlabelled) or ignore_index accordingly"
         elif maps.label_map:
             return
-        elif self.training and not maps.reduced and set(maps.pixels) == {0, UNLABELLED} == {0, ignored}:
+        elif self.training and not maps.reduced and raw_values == {0, UNLABELLED} == {0, ignored}:
             what, fix = "are masks of 0 and 255, but 255 is ignored", "write 1 in place of 255"
         else:
             what, fix = self._zero_fault(num_classes), f"set reduce_zero_label={not maps.reduced} in the data set"
         if what is not None:
-            yield Fault(
-                f"label maps {what}. Got raw values {_shares(maps.pixels)} in {maps.read} of {maps.total} maps; "
-                f"expected values for num_classes={num_classes}, reduce_zero_label={maps.reduced}, "
-                f"ignore_index={ignored}",
-                self.where,
-                fix=fix,
-                examples=tuple(dict.fromkeys(maps.first_in[raw] for raw in shown)),
-            )
+            got = f"label maps {what}. Got raw values {_shares(maps.pixels)} in {maps.read} of {maps.total} maps"
+            expected = f"num_classes={num_classes}, reduce_zero_label={maps.reduced}, ignore_index={ignored}"
+            examples = tuple(dict.fromkeys(maps.first_in[raw] for raw in outside or raw_values))
+            yield Fault(f"{got}; expected values for {expected}", self.where, fix=fix, examples=examples)
 
     def _zero_fault(self, num_classes: int) -> str | None:
         """What is wrong with ``reduce_zero_label``, if all values have a class; None if nothing certainly is."""
@@ -425,15 +424,12 @@ def _shares(pixels: Mapping[int, int]) -> str:
 
 def bars(values: Mapping[str, float], form: str) -> Iterator[str]:
     """A bar per class; of many classes, the largest and the smallest only."""
-    names, more = list(values), len(values) - CLASSES_SHOWN
-    width, largest = max(map(len, names), default=0), max(values.values(), default=0) or 1
-    if more > 0:
-        names.sort(key=values.get, reverse=True)
-    for i, name in enumerate(names):
-        if more <= 0 or not CLASSES_SHOWN // 2 <= i < CLASSES_SHOWN // 2 + more:
-            yield f"  {name:{width}} {form.format(values[name]):>8} {'#' * round(BAR * values[name] / largest)}"
-        elif i == CLASSES_SHOWN // 2:
-            yield f"  ... {more} more ..."
+    width, largest = max(map(len, values), default=0), max(values.values(), default=0) or 1
+    rows = [f"  {x:{width}} {form.format(n):>8} {'#' * round(BAR * n / largest)}" for x, n in values.items()]
+    if (more := len(rows) - CLASSES_SHOWN) > 0:
+        rows = [row for _, row in sorted(zip(values.values(), rows), key=lambda pair: -pair[0])]
+        rows[CLASSES_SHOWN // 2 : CLASSES_SHOWN // 2 + more] = [f"  ... {more} more ..."]
+    yield from rows
 
 
 def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_READ) -> list[DataSet]:
