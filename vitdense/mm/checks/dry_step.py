@@ -1,9 +1,8 @@
 """Dry step: losses with their gradients, and a validation, of one or two images before the first iteration.
 
 It finds what parts of a config make of each other: a loss with weights of another number of classes, a step of a
-pipeline that takes no masks, a metric without what it reads. Before a training it runs on the model of the training, on
-its device: a second one may find no room. It leaves nothing behind: see `kept`. `vitdense check` builds a model with
-random weights, and on a CPU makes images smaller.
+pipeline that takes no masks, a metric without what it reads. It leaves nothing behind: see `kept`. `vitdense check`
+builds a model with random weights, and on a CPU makes images smaller; a training validates an image with its own.
 """
 
 import copy
@@ -55,7 +54,7 @@ class ShortOfMemory(ConfigError):
 
 
 def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print) -> Iterator[Fault]:
-    """See the module; for `vitdense check`. Too large a model for the memory is a warning.
+    """The dry step of `vitdense check`. Too large a model for the memory is a warning.
 
     Args:
         cfg: The config.
@@ -75,7 +74,6 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
 
 
 def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> list[Fault]:
-    """Build what is needed, and make the step; its warnings."""
     with _parts({}, "train_dataloader"):
         loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     with _parts({}, "model"):
@@ -101,15 +99,12 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
 
 
 def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
-    """The losses and gradients of the first images of a training.
+    """The losses and gradients of the first images of a training; a warning of padding that costs more than they do.
 
     Args:
         model: On its device, also wrapped for several processes, which then all call this.
         loader: Of the training.
         wrapper: The optimizer's, for its data type. No step is made.
-
-    Returns:
-        A warning, if the model pads the images to more than twice their area.
 
     Raises:
         ConfigError: Names the part of the config that failed.
@@ -127,30 +122,17 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
 
 
 def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
-    """A warning of padding images (height and width) to `inputs`, [B, 3, H, W], that costs more than they do."""
+    """Images (height and width) that are padded to more than twice their area, `inputs`, [B, 3, H, W]."""
     height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
     if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] > 2 * height * width > 0:
-        yield Fault(
-            f"images are {by((width, height))}, and model.data_preprocessor pads them to "
-            f"{by(tuple(inputs.shape[:-3:-1]))}",
-            "train_dataloader",
-            fix="set its size, or pad_size_divisor, to that of the crop",
-            grave=False,
-        )
+        padded = by(tuple(inputs.shape[:-3:-1]))
+        what = f"images are {by((width, height))}, and model.data_preprocessor pads them to {padded}"
+        fix = "set its size, or pad_size_divisor, to that of the crop"
+        yield Fault(what, "train_dataloader", fix=fix, grave=False)
 
 
 def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: bool) -> None:
-    """The prediction of an image of the validation, and its metrics.
-
-    Args:
-        model: See `train`.
-        loader: Of the validation.
-        evaluator: Of the validation.
-        half: Under mmengine's autocast.
-
-    Raises:
-        ConfigError: Names the part of the config that failed.
-    """
+    """The prediction of an image of the validation, and its metrics; `half`: under mmengine's autocast. See `train`."""
     model = model.module if is_model_wrapper(model) else model
     named = _modules(model) | {id(metric): f"val_evaluator ({type(metric).__name__})" for metric in evaluator.metrics}
     with kept(model), torch.no_grad():
@@ -165,7 +147,7 @@ def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: b
 
 
 def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
-    """Process and compute a metric, which then is as it was."""
+    """Compute a metric, which then is as it was."""
     before = dict(vars(metric))
     with _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # means of nothing
@@ -228,41 +210,31 @@ def kept(model: nn.Module) -> Iterator[None]:
     numbers and lists of modules, modes and gradients."""
     numbers, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 -- mm's transforms draw from it
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    kept = [(module, module.training, dict(module._buffers), _plain(module)) for module in model.modules()]
-    values = [(x, x.detach().clone()) for _, _, buffers, _ in kept for x in buffers.values() if x is not None]
+    plain = [(module, _plain(module), dict(module._buffers)) for module in model.modules()]
+    values = [(x, x.detach().clone()) for x in model.buffers()]
     with torch.random.fork_rng(devices):
         try:
             yield
         finally:
             random.setstate(numbers)
             np.random.set_state(numpy_state)  # noqa: NPY002
+            for module, attributes, buffers in plain:
+                vars(module).update(attributes)
+                module._buffers.update(buffers)
             with torch.no_grad():
                 for x, value in values:
                     x.copy_(value)
-            for module, training, buffers, plain in kept:
-                module.training = training
-                module._buffers.update(buffers)
-                for name, (value, content) in plain.items():
-                    if isinstance(value, list):
-                        value[:] = content
-                    vars(module)[name] = value
-            for parameter in model.parameters():
-                parameter.grad = None
+            model.zero_grad()
 
 
-def _plain(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Numbers and lists of a module, as the history of a dynamic threshold, and the content of the lists."""
+def _plain(module: nn.Module) -> dict[str, Any]:
+    """The mode, numbers and lists of a module, such as the history of a dynamic threshold."""
     found = {name: x for name, x in vars(module).items() if type(x) in (bool, int, float, list)}
-    return {
-        name: (x, list(x) if type(x) is list else x)
-        for name, x in found.items()
-        if not name.startswith("_") and name != "training"
-    }
+    return {name: copy.copy(x) for name, x in found.items() if not name.startswith("_")}
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No log."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
