@@ -27,11 +27,8 @@ def loaders(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     for parts in LOOPS.values():  # mmengine's runner refuses it in every command
         if (absent := [part for part in parts if cfg.get(part) is None]) and len(absent) < len(parts):
             given = [part for part in parts if part not in absent]
-            yield Fault(
-                f"got None, but {', '.join(given)} is there",
-                ", ".join(absent),
-                fix=f"give all of {', '.join(parts)}, or none: --cfg-options {' '.join(f'{x}=None' for x in given)}",
-            )
+            fix = f"give all of {', '.join(parts)}, or none: --cfg-options {' '.join(f'{x}=None' for x in given)}"
+            yield Fault(f"got None, but {', '.join(given)} is there", ", ".join(absent), fix=fix)
     for split in splits:
         if unknown := (cfg.get(f"{split}_dataloader") or {}).keys() - DATALOADER:
             expected = "arguments of torch's DataLoader, `dataset` and `num_batch_per_epoch`"
@@ -50,11 +47,9 @@ def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
         loader, metrics = cfg.get(f"{split}_dataloader") or {}, as_list(cfg.get(f"{split}_evaluator"))
         named += [(f"{split}_evaluator", registry.METRICS, metric) for metric in metrics]
         named += [(f"{split}_dataloader.sampler", registry.DATA_SAMPLERS, loader.get("sampler"))]
-        named += [
-            (f"{split}_dataloader.dataset.pipeline.{i}", registry.TRANSFORMS, step)
-            for dataset in (leaf_datasets(loader.dataset) if loader else ())
-            for i, step in enumerate(dataset.get("pipeline") or ())
-        ]
+        for dataset in leaf_datasets(loader.dataset) if loader else ():
+            steps = enumerate(dataset.get("pipeline") or ())
+            named += [(f"{split}_dataloader.dataset.pipeline.{i}", registry.TRANSFORMS, step) for i, step in steps]
     for where, registered, part in named:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind is not None and find_class(registered, kind, cfg) is None:
@@ -127,8 +122,5 @@ def batch_size(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     for head in nodes(cfg.model):
         kind, norm = str(head.get("type")).rpartition(".")[2], str((head.get("norm_cfg") or {}).get("type"))
         if kind in POOLING and "BN" in norm:
-            yield Fault(
-                f"got 1, but {kind} pools a map to one value per channel, and the statistics of its {norm} need two",
-                "train_dataloader.batch_size",
-                fix="set --batch-size 2, or another norm",
-            )
+            what = f"got 1, but {kind} pools a map to one value per channel, and the statistics of its {norm} need two"
+            yield Fault(what, "train_dataloader.batch_size", fix="set --batch-size 2, or another norm")

@@ -21,10 +21,8 @@ from vitdense.mm.errors import ConfigError
 def channels(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
     """The channels of a backbone of this package against the first module after it: a neck or mmseg's heads.
 
-    Builds the backbone and necks of this package on the meta device, without memory and weights.
-
     Raises:
-        ConfigError: One cannot be built.
+        ConfigError: The backbone, or a neck of this package, cannot be built.
     """
     model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
     backbone = _build_on_meta(model.get("backbone"), "model.backbone")
@@ -118,9 +116,9 @@ def _built(where: str, construct: Callable[[], object]) -> Iterator[Fault]:
 def normalisation(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]:
     """Mean, std and channel order of the data preprocessor against what the pretrained weights expect.
 
-    Wrong ones raise no error in training and cost accuracy. Not checked are trained models, which have the statistics
-    of their training; weights of no row of the model table, or with ``channels`` in `init_cfg`; models without a data
-    preprocessor, whose pipeline normalises; and configs with ``settings = dict(normalisation="own")``.
+    Wrong ones raise no error in training and cost accuracy. Not checked are weights of no row of the model table, or
+    with ``channels`` in `init_cfg`; models without a data preprocessor, whose pipeline normalises; and configs with
+    ``settings = dict(normalisation="own")``.
     """
     model, row = cfg.model.get("module", cfg.model), row_of_weights(trunk_of(cfg))
     preprocessor = model.get("data_preprocessor") or cfg.get("data_preprocessor")
@@ -131,12 +129,9 @@ def normalisation(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[F
     if wrong := {key: value for key, value in pairs if not _is_close(preprocessor.get(key), value)}:
         got = ", ".join(f"{key}={preprocessor.get(key)!r}" for key in wrong)
         expected = ", ".join(f"{key}={value!r}" for key, value in wrong.items())
-        yield Fault(
-            f"got {got}, but the weights {row.name} expect {expected}",
-            "model.data_preprocessor",
-            fix=f"set model = dict(data_preprocessor=dict({expected})), or, to normalise images otherwise on purpose, "
-            f"settings = dict(normalisation='own')",
-        )
+        otherwise = "or, to normalise images otherwise on purpose, settings = dict(normalisation='own')"
+        fix = f"set model = dict(data_preprocessor=dict({expected})), {otherwise}"
+        yield Fault(f"got {got}, but the weights {row.name} expect {expected}", "model.data_preprocessor", fix=fix)
 
 
 def _is_close(got: Sequence[float] | bool | None, expected: Sequence[float] | bool) -> bool:
@@ -154,12 +149,9 @@ def frozen(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     options = {"frozen_stages": (None, -1), "finetune": (None,)}
     fixed = [f"{key}={trunk[key]!r}" for key, none in options.items() if trunk.get(key) not in none]
     if "train" in splits and fixed and not loads:
-        yield Fault(
-            f"model.backbone has {' and '.join(fixed)} and random weights, which then never learn",
-            fix="set its init_cfg or load_from, or train all of it: "
-            "model = dict(backbone=dict(frozen_stages=-1, finetune=None))",
-            grave=False,
-        )
+        what = f"model.backbone has {' and '.join(fixed)} and random weights, which then never learn"
+        everything = "model = dict(backbone=dict(frozen_stages=-1, finetune=None))"
+        yield Fault(what, fix=f"set its init_cfg or load_from, or train all of it: {everything}", grave=False)
 
 
 def padding(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
@@ -181,10 +173,6 @@ def padding(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
         sides = [(preprocessor.get("test_cfg") or {}).get("size_divisor") or 1]
         where = "data_preprocessor.test_cfg.size_divisor"
     if any(side % patch for side in sides):
-        got = ", ".join(map(str, sides))
-        yield Fault(
-            f"got {got}, expected a multiple of {patch}, the side of the patches of {row.name} in pixels; otherwise "
-            f"predictions are slightly misaligned",
-            f"model.{where}",
-            grave=False,
-        )
+        expected = f"expected a multiple of {patch}, the side of the patches of {row.name} in pixels"
+        what = f"got {', '.join(map(str, sides))}, {expected}; otherwise predictions are slightly misaligned"
+        yield Fault(what, f"model.{where}", grave=False)

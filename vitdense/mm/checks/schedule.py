@@ -39,24 +39,18 @@ def schedule(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]
     by_epoch, length = unit == "max_epochs", cfg.train_cfg[unit]
     yield from _never_reached(cfg, unit, length)
     schedulers = [step for step in as_list(cfg.get("param_scheduler")) if step.get("by_epoch", True) == by_epoch]
-    ends = [
-        step["end"]
-        for step in schedulers
-        if step.get("end") is not None
-        and not (step["type"] in WARM_UP and step.get("begin", 0) == 0 and step["end"] <= length)
-    ]
+    ends = [step.get("end") for step in schedulers if not (step["type"] in WARM_UP and step.get("begin", 0) == 0)]
+    ends += [step["end"] for step in schedulers if step.get("end") is not None and step["end"] > length]
+    last = max((end for end in ends if end is not None), default=length)
     starts = [start for step in schedulers for start in (step.get("begin", 0), *step.get("milestones", ()))]
-    if ends and max(ends) != length:
-        fault = f"ends at {max(ends)}"
+    if last != length:
+        fault = f"ends at {last}"
     elif late := [start for start in starts if start >= length]:
         fault = f"changes at {', '.join(f'{start:g}' for start in late)}, which is never reached"
     else:
         return
-    yield Fault(
-        f"param_scheduler {fault}, but train_cfg.{unit} is {length}",
-        fix=f"set settings = dict({unit}={length}) in place of train_cfg.{unit}, and the schedule follows",
-        grave=False,
-    )
+    fix = f"set settings = dict({unit}={length}) in place of train_cfg.{unit}, and the schedule follows"
+    yield Fault(f"param_scheduler {fault}, but train_cfg.{unit} is {length}", fix=fix, grave=False)
 
 
 def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
@@ -73,11 +67,9 @@ def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
     if unit == "max_iters":
         saves = (cfg.get("default_hooks") or {}).get("checkpoint")
         of_epochs = ["default_hooks.checkpoint"] if saves and saves.get("by_epoch", True) else []
-        of_epochs += [
-            f"param_scheduler.{i}"
-            for i, step in enumerate(as_list(cfg.get("param_scheduler")))
-            if step.get("by_epoch", True) and "ReduceOnPlateau" not in str(step.get("type"))  # of validations
-        ]
+        for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
+            if step.get("by_epoch", True) and "ReduceOnPlateau" not in str(step.get("type")):  # of validations
+                of_epochs.append(f"param_scheduler.{i}")
         for where in of_epochs:
             key = f"{where}.by_epoch"
             yield Fault("got True, but the run counts iterations", key, fix=f"set {key}=False")
@@ -91,13 +83,10 @@ def warm_up(cfg: Config, num_images: int) -> Iterator[Fault]:
     steps = epochs * math.ceil(num_images / cfg.train_dataloader.get("batch_size", 1))
     for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
         if not step.get("by_epoch", True) and step.get("end", 0) > steps // 2:
-            yield Fault(
-                f"the warm-up, param_scheduler.{i}, takes {step['end']} iterations, but the whole run has {steps} on "
-                f"one GPU",
-                fix=f"train for more epochs, or warm up for a tenth of it: --cfg-options "
-                f"param_scheduler.{i}.end={max(steps // 10, 2)}",
-                grave=False,
-            )
+            what = f"the warm-up takes {step['end']} iterations, but the whole run has {steps} on one GPU"
+            option = f"--cfg-options param_scheduler.{i}.end={max(steps // 10, 2)}"
+            fix = f"train for more epochs, or warm up for a tenth of it: {option}"
+            yield Fault(what, f"param_scheduler.{i}", fix=fix, grave=False)
 
 
 def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
@@ -109,12 +98,9 @@ def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
         return
     for _, hook in hooks(cfg):
         if "EarlyStoppingHook" in str(hook["type"]) and "min_delta" not in hook:
-            yield Fault(
-                "not set, and mmengine's 0.1 is ten points of an AP",
-                f"min_delta of {hook['type']}",
-                fix=f"set the smallest gain that counts, in the unit of {hook.get('monitor')}: 0.001 of an AP from 0 "
-                f"to 1, 0.1 of an mIoU in per cent",
-            )
+            unit = f"in the unit of {hook.get('monitor')}: 0.001 of an AP from 0 to 1, 0.1 of an mIoU in per cent"
+            what, where = "not set, and mmengine's 0.1 is ten points of an AP", f"min_delta of {hook['type']}"
+            yield Fault(what, where, fix=f"set the smallest gain that counts, {unit}")
     if all(cfg.get(f"val_{part}") is None for part in ("cfg", "dataloader", "evaluator")):
         schedulers = [(f"param_scheduler.{i}", step) for i, step in enumerate(as_list(cfg.get("param_scheduler")))]
         for where, part in (*hooks(cfg), *schedulers):
@@ -123,12 +109,8 @@ def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
                 yield Fault("never acts, for there is no validation", key, fix=f"leave it out: {key}=None")
     metrics = [names(metric) for metric in as_list(cfg.get("val_evaluator"))]
     known = [] if None in metrics else [name for found in metrics for name in found]
-    asked = [
-        (hook, key, name)
-        for _, hook in hooks(cfg)
-        for key in ("save_best", "monitor")
-        for name in as_list(hook.get(key))
-    ]
+    keys = [(hook, key) for _, hook in hooks(cfg) for key in ("save_best", "monitor")]
+    asked = [(hook, key, name) for hook, key in keys for name in as_list(hook.get(key))]
     for hook, key, name in asked if metrics else ():
         name = known[0] if name == "auto" and known else name
         if not isinstance(name, str) or name == "auto":
@@ -136,15 +118,11 @@ def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
         if known and name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
             hint = f"did you mean {near[0]}? Others: " if near else "expected one of "
-            yield Fault(
-                f"got {name!r}, a name that no metric has; {hint}{', '.join(known)}", f"{key} of {hook['type']}"
-            )
+            what = f"got {name!r}, a name that no metric has; {hint}{', '.join(known)}"
+            yield Fault(what, f"{key} of {hook['type']}")
         elif not (STATED & hook.keys() or any(part in name.lower() for part in DIRECTED)):
-            yield Fault(
-                f"not set, and mmengine does not know whether more of {name} is better",
-                f"rule of {hook['type']}",
-                fix="set it to 'greater', or to 'less'",
-            )
+            what = f"not set, and mmengine does not know whether more of {name} is better"
+            yield Fault(what, f"rule of {hook['type']}", fix="set it to 'greater', or to 'less'")
 
 
 def names(metric: Mapping) -> list[str] | None:
