@@ -26,7 +26,7 @@ def test_what_differs_is_named_with_both_values():
     new.custom_hooks = [dict(type="EMAHook")]
     assert differences(saved(old), new.to_dict(), OF_TRAINING) == [
         f"train_cfg.max_iters: 7, in the checkpoint {old.train_cfg.max_iters}",
-        'custom_hooks: [dict(type="EMAHook")], in the checkpoint absent',
+        'custom_hooks.0.type: "EMAHook", in the checkpoint absent',
         "model.roi_head.bbox_head.1.num_classes: 9, in the checkpoint 8",
     ]
     assert [line.split(":")[0] for line in differences(saved(old), new.to_dict(), OF_RESULTS)] == [
@@ -49,4 +49,4 @@ def test_no_code_of_a_checkpoint_runs(tmp_path):
 def test_a_checkpoint_without_a_config_that_can_be_read_has_none():
     assert read_saved({"meta": {}}) is None
     assert read_saved({"meta": {"cfg": "model = <Model>"}}) is None
-    assert read_saved({"meta": {"cfg": Config({"a": (1, 2)}).pretty_text}}) == {"a": [1, 2]}
+    assert read_saved({"meta": {"cfg": Config({"a": (1, 2)}).pretty_text}}) == {"a": (1, 2)}

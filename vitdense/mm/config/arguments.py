@@ -5,14 +5,11 @@ import ast
 import os
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from itertools import accumulate
 from typing import Any, NoReturn
 
 from vitdense.files import read_text
 from vitdense.mm.config.asked import AMP, Asked, whole_number
 from vitdense.seams import call
-
-WORDS = {"true": True, "false": False}  # as mmengine reads them; True, False and None are Python's
 
 
 class Parser(argparse.ArgumentParser):
@@ -95,54 +92,52 @@ class CfgOptions(argparse.Action):
 
 
 def parse_value(text: str) -> Any:
-    """A value of ``--cfg-options``: a literal of Python, also with ``dict(key=value)``; else as mmengine reads it:
-    words, and lists ``a,b``, ``[a,b]`` or tuples ``(a,b)`` of them, nested.
+    """A value of ``--cfg-options``: a literal of Python, see `literal`; else as mmengine reads it.
 
     Raises:
         ValueError: Brackets do not match, or a dict is no literal.
     """
     text = text.strip()
     with suppress(SyntaxError, TypeError, ValueError):
-        *values, end = ast.literal_eval(_Literal().visit(ast.parse(f"[{text}, 'end']", mode="eval")))
+        *values, end = literal(ast.parse(f"[{text}, 'end']", mode="eval").body)
         if end == "end":  # the text has no comment
             return values[0] if len(values) == 1 else values
     if text.startswith(("{", "dict(")):
         raise ValueError("expected a dict of Python, with quotes around text")
-    open_ = list(accumulate((letter in "([{") - (letter in ")]}") for letter in text))  # brackets, after each letter
-    if (text[:1] in ("(", "[") or "," in text) and (open_[-1] or min(open_) < 0):
-        raise ValueError("expected brackets that match")
-    is_one = text[:1] in ("(", "[") and open_.index(0) == len(text) - 1
-    commas = [i for i, letter in enumerate(text) if letter == "," and open_[i] == is_one]
-    if not commas and not (is_one and text[0] == "["):  # (a) is a word, as in a pattern
-        return _word(text)
-    starts, ends = [int(is_one), *(i + 1 for i in commas)], [*commas, len(text) - is_one]
-    parts = [parse_value(text[start:end]) for start, end in zip(starts, ends) if text[start:end].strip()]
-    return tuple(parts) if is_one and text[0] == "(" else parts
-
-
-class _Literal(ast.NodeTransformer):
-    """Calls of `dict` as dicts; what no config has is no literal."""
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        if ast.unparse(node.func) != "dict" or node.args or not all(word.arg for word in node.keywords):
-            return node
-        return ast.Dict([ast.Constant(word.arg) for word in node.keywords], [word.value for word in node.keywords])
-
-    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        if isinstance(node.value, (bytes, complex, type(...))):
-            raise ValueError(node.value)
-        return node
-
-    def visit_Set(self, node: ast.Set) -> None:
-        raise ValueError(node)
-
-
-def _word(text: str) -> Any:
+    if text.startswith("[") or "," in text:
+        return _read_list(text)
     for kind in (int, float):  # 007, inf
         with suppress(ValueError):
             return kind(text)
-    return WORDS.get(text.lower(), text.strip("'\""))
+    return {"true": True, "false": False}.get(text.lower(), text.strip("'\""))
+
+
+def literal(node: ast.expr, leaf: Callable[[ast.expr], Any] = ast.literal_eval) -> Any:
+    """The value of a literal of Python, in which ``dict(key=value)`` is one too; `leaf` reads what has no parts.
+
+    Raises:
+        ValueError, TypeError: It is no literal.
+    """
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
+        given = [literal(part, leaf) for part in node.args]  # dict({"a b": 1}), for keys that are no names
+        return dict(*given, **{word.arg: literal(word.value, leaf) for word in node.keywords})
+    if isinstance(node, ast.Dict):
+        return {literal(key, leaf): literal(value, leaf) for key, value in zip(node.keys, node.values)}
+    if isinstance(node, (ast.List, ast.Tuple)):
+        parts = [literal(part, leaf) for part in node.elts]
+        return parts if isinstance(node, ast.List) else tuple(parts)
+    return leaf(node)
+
+
+def _read_list(text: str) -> Any:
+    from mmengine.config import DictAction  # it imports torch
+
+    read = argparse.Namespace()
+    try:
+        DictAction([], "options")(None, read, [f"key={text}"])
+    except (AssertionError, RecursionError) as error:
+        raise ValueError("expected brackets that match") from error
+    return read.options["key"]
 
 
 def make_parser(description: str, prog: str | None = None) -> Parser:

@@ -1,6 +1,5 @@
 """A config by dotted keys: what a command asks of it, and a pass that changes it."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -92,29 +91,10 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
 
 
 def describe(changes: Sequence[Change]) -> Iterator[str]:
-    """Lines of text: the name of every pass that changed something, and what: ``key: old -> new``.
-
-    Keys that change alike and differ in one part share a line: ``{train,val}_dataloader.batch_size``.
-    """
+    """Lines of text: the name of every pass that changed something, and what: ``key: old -> new``."""
     for name, group in groupby(changes, lambda change: change.by):
         yield name
-        alike: dict[tuple[str, str], list[str]] = {}
-        for _, key, old, new in group:
-            like = re.sub(r"^(train|val|test)_|(?<=\.)\d+(?=\.)", "*", key)
-            alike.setdefault((like, f"{short(old)} -> {short(new)}"), []).append(key)
-        yield from (f"    {key}: {text}" for (_, text), keys in alike.items() for key in _joined(keys))
-
-
-def _joined(keys: Sequence[str]) -> list[str]:
-    """Keys as one, ``{train,val}_dataloader.batch_size``, if they differ in one part."""
-    parts = [
-        list(dict.fromkeys(part))
-        for part in zip(*(re.split(r"(?<=^train)_|(?<=^val)_|(?<=^test)_|\.", key) for key in keys))
-    ]
-    if len(keys) == 1 or sum(len(part) > 1 for part in parts) != 1:
-        return list(keys)
-    joined = ".".join(part[0] if len(part) == 1 else f"{{{','.join(part)}}}" for part in parts)
-    return [re.sub(r"^((?:train|val|test)|\{[^}]*\})\.(dataloader|evaluator|cfg)", r"\1_\2", joined)]
+        yield from (f"    {key}: {short(old)} -> {short(new)}" for _, key, old, new in group)
 
 
 def short(value: Any) -> str:

@@ -2,13 +2,14 @@
 
 import ast
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.base import ABSENT, find, short
+from vitdense.mm.config.arguments import literal
+from vitdense.mm.config.base import ABSENT, find, flat, short
 from vitdense.mm.config.query import leaf_datasets
 
 SHOWN = 12  # differences in a message
@@ -30,22 +31,13 @@ def read_saved(checkpoint: Mapping) -> dict[str, Any] | None:
     if not isinstance(text, str):
         return None
     try:
-        statements = ast.parse(text).body
-    except SyntaxError:
+        assignments = [node for node in ast.parse(text).body if isinstance(node, ast.Assign)]
+        return {ast.unparse(name): literal(node.value, _value) for node in assignments for name in node.targets}
+    except (SyntaxError, TypeError, ValueError):
         return None
-    assignments = [node for node in statements if isinstance(node, ast.Assign)]
-    return {ast.unparse(target): _value(node.value) for node in assignments for target in node.targets}
 
 
 def _value(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
-        # mmengine writes dict(a=1), or dict({'a.b': 1}) for keys that are no names.
-        of_names = {word.arg: _value(word.value) for word in node.keywords}
-        return _value(node.args[0]) if node.args else of_names
-    if isinstance(node, ast.Dict):
-        return {_value(key): _value(value) for key, value in zip(node.keys, node.values)}
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [_value(item) for item in node.elts]
     try:
         return ast.literal_eval(node)
     except ValueError:
@@ -70,19 +62,11 @@ def _test_pipeline(config: Mapping) -> Any:
 
 def differences(saved: Mapping, given: Mapping, keys: Collection[str]) -> list[str]:
     """The differences under dotted keys, a line each: ``model.neck.out_channels: 256, in the checkpoint 128``."""
-    lines = [line for key in keys for line in _lines(key, find(saved, key), find(given, key))]
+    lines = []
+    for key in keys:
+        old, new = (flat(find(config, key), key) for config in (saved, given))
+        for name in dict.fromkeys([*old, *new]):
+            before, after = old.get(name, ABSENT), new.get(name, ABSENT)
+            if before != after and not {*name.split(".")} & {*WEIGHTS}:
+                lines.append(f"{name}: {short(after)}, in the checkpoint {short(before)}")
     return [*lines[:SHOWN], f"and {len(lines) - SHOWN} others"] if len(lines) > SHOWN else lines
-
-
-def _lines(key: str, saved: Any, given: Any) -> Iterator[str]:
-    if isinstance(saved, Mapping) and isinstance(given, Mapping):
-        for name in dict.fromkeys([*saved, *given]):
-            if name not in WEIGHTS:
-                yield from _lines(f"{key}.{name}", saved.get(name, ABSENT), given.get(name, ABSENT))
-        return
-    saved, given = (list(x) if isinstance(x, (list, tuple)) else x for x in (saved, given))
-    if isinstance(saved, list) and isinstance(given, list) and len(saved) == len(given):
-        for i, pair in enumerate(zip(saved, given)):
-            yield from _lines(f"{key}.{i}", *pair)
-    elif saved != given:
-        yield f"{key}: {short(given)}, in the checkpoint {short(saved)}"
