@@ -44,7 +44,6 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("train_dataloader.batch_size", "2"),
         ("default_hooks.checkpoint.by_epoch", True),
         ("default_hooks.checkpoint.type", "CheckpointHookk"),
-        ("train_dataloader.sampler.type", "Samplerr"),
         ("optim_wrapper.optimizer.type", "AdamWW"),
         ("val_evaluator.type", "CocoMetrik"),
         ("val_cfg", None),

@@ -33,7 +33,7 @@ def without_models(monkeypatch, request):
 @pytest.mark.parametrize(
     ("option", "fault"),
     [
-        ({"model.neck.type": "FPM"}, "model: .*FPM"),
+        ({"model.neck.type": "FPM"}, r"model\.neck: .*FPM"),
         ({"model.roi_head.num_stages": "three"}, "model: "),
         ({"optim_wrapper.optimizer.lr": float("nan")}, "optim_wrapper: .*learning rate: nan"),
         ({"train_dataloader.batch_size": 0}, "train_dataloader.batch_size: got 0"),

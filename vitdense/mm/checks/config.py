@@ -1,18 +1,18 @@
 """Checks of a config's values: torch and mm refuse some in a stack trace, and train with others that are wrong."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from mmengine import registry
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.registry import HOOKS, METRICS, OPTIMIZERS
 
 from vitdense.mm.config.base import flat
 from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.options import DATALOADER
-from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, nodes
+from vitdense.mm.config.query import as_list, find_class, hooks, nodes
 from vitdense.mm.data.faults import Fault
 
 LOOPS = {
@@ -36,24 +36,15 @@ def loaders(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """The classes that a config names are registered. Those of the model are found when it is built."""
-    named = [(where, registry.HOOKS, hook) for where, hook in hooks(cfg)]
-    if "train" in splits:
-        wrapper, steps = cfg.get("optim_wrapper") or {}, as_list(cfg.get("param_scheduler"))
-        named += [("optim_wrapper", registry.OPTIM_WRAPPERS, wrapper)]
-        named += [("optim_wrapper.optimizer", registry.OPTIMIZERS, wrapper.get("optimizer"))]
-        named += [(f"param_scheduler.{i}", registry.PARAM_SCHEDULERS, step) for i, step in enumerate(steps)]
-    for split in splits:
-        loader, metrics = cfg.get(f"{split}_dataloader") or {}, as_list(cfg.get(f"{split}_evaluator"))
-        named += [(f"{split}_evaluator", registry.METRICS, metric) for metric in metrics]
-        named += [(f"{split}_dataloader.sampler", registry.DATA_SAMPLERS, loader.get("sampler"))]
-        for dataset in leaf_datasets(loader.dataset) if loader else ():
-            steps = enumerate(dataset.get("pipeline") or ())
-            named += [(f"{split}_dataloader.dataset.pipeline.{i}", registry.TRANSFORMS, step) for i, step in steps]
-    for where, registered, part in named:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind is not None and find_class(registered, kind, cfg) is None:
-            yield Fault(str(unknown_type(where, kind, cfg, (registered,))))
+    """Hooks, metrics and the optimizer are registered. All else is built by `model.build` or the dry step."""
+    named = [(HOOKS, where, hook) for where, hook in hooks(cfg)]
+    optimizer = (cfg.get("optim_wrapper") or {}).get("optimizer")
+    named += [(OPTIMIZERS, "optim_wrapper.optimizer", one) for one in as_list(optimizer) if "train" in splits]
+    for where in (f"{split}_evaluator" for split in splits):
+        named += [(METRICS, where, metric) for metric in as_list(cfg.get(where))]
+    for registry, where, part in named:
+        if find_class(registry, part["type"], cfg) is None:
+            yield Fault(unknown_type(part["type"], cfg), where)
 
 
 def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:

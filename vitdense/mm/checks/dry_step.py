@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.build import build_model, explained
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
 from vitdense.mm.config.run import in_process
@@ -74,7 +74,7 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
 
 
 def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> list[Fault]:
-    with _parts({}, "train_dataloader"):
+    with _parts({}, "train_dataloader"), explained(cfg):
         loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     with _parts({}, "model"):
         model = build_model(cfg)
@@ -92,7 +92,8 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
             with _parts(_steps(looked, "train_dataloader"), "train_dataloader"):
                 warnings += module.look(looked, "train_dataloader.dataset")
     if "val" in loaders:
-        evaluator = Evaluator(as_list(cfg.val_evaluator))
+        with explained(cfg):
+            evaluator = Evaluator(as_list(cfg.val_evaluator))
         evaluator.dataset_meta = loaders["val"].dataset.metainfo
         validate(model, loaders["val"], evaluator, cfg.val_cfg.get("fp16", False))
     return warnings

@@ -12,7 +12,7 @@ from mmengine.registry import MODELS, PARAM_SCHEDULERS
 from torch import nn
 
 from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights, trunk_of
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.build import build_model, explained
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.errors import ConfigError
@@ -93,22 +93,24 @@ def build(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
                 raise
             made.append(build_model(cfg))  # its constructor reads values, as that of mmdet's Swin
 
-    yield from _built("model", model)
+    yield from _built(cfg, "model", model)
     if made and "train" in splits:
-        yield from _built("optim_wrapper", lambda: made.append(build_optim_wrapper(made[0], cfg.optim_wrapper)))
+        yield from _built(cfg, "optim_wrapper", lambda: made.append(build_optim_wrapper(made[0], cfg.optim_wrapper)))
     if len(made) > 1:
         for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
             step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
             steps = partial(PARAM_SCHEDULERS.build, step, default_args={"optimizer": made[1]})
-            yield from _built(f"param_scheduler.{i}", steps)
+            yield from _built(cfg, f"param_scheduler.{i}", steps)
 
 
-def _built(where: str, construct: Callable[[], object]) -> Iterator[Fault]:
+def _built(cfg: Config, where: str, construct: Callable[[], object]) -> Iterator[Fault]:
     try:
         logging.disable(logging.INFO)  # such as the table of learning rates
-        construct()
+        with explained(cfg):
+            construct()
     except Exception as error:  # constructors of other packages can raise anything
-        yield Fault(" ".join(str(error).split()) or type(error).__name__, where)
+        text = " ".join(str(error).split()) or type(error).__name__
+        yield Fault(text, "" if text.startswith(where) else where)
     finally:
         logging.disable(logging.NOTSET)
 

@@ -52,20 +52,18 @@ def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: Two options set the same key.
     """
     lengths = {f"train_cfg.{name}": f"settings.{name}" for name in LENGTHS}
-    whole = options.get("train_cfg")
-    parts = {f"train_cfg.{key}": value for key, value in whole.items()} if isinstance(whole, Mapping) else {}
     resolved: dict[str, Any] = {}
-    others = [(key, value) for key, value in options.items() if key != "train_cfg" or not parts]
-    for key, value in [*others, *parts.items()]:
+    for key, value in options.items():
         if (name := lengths.get(key, key)) in resolved:
             raise ConfigError(f"--cfg-options {key}: got {name} too, which sets the same; give one of the two")
         resolved[name] = value
-    for name in ("dataloader", "evaluator"):
-        if cfg.get(f"val_{name}") == cfg.get(f"test_{name}"):
-            mine = {key: value for key, value in resolved.items() if key.partition(".")[0] == f"val_{name}"}
-            of_test = {key.replace("val_", "test_", 1): value for key, value in mine.items()}
-            resolved = {key: value for key, value in of_test.items() if "." in key or value is not None} | resolved
-    return resolved
+    equal = {f"val_{name}" for name in ("dataloader", "evaluator") if cfg.get(f"val_{name}") == cfg.get(f"test_{name}")}
+    of_test = {
+        key.replace("val_", "test_", 1): value
+        for key, value in options.items()
+        if key.partition(".")[0] in equal and ("." in key or value is not None)
+    }
+    return of_test | resolved
 
 
 def drop_scope(cfg: Config, asked: Asked) -> None:
@@ -190,13 +188,10 @@ def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, res
         return
     known = {*node, *(allowed or ()), *(() if where else (f"settings.{name}" for name in SETTINGS))}
     near = difflib.get_close_matches(part, known, n=1, cutoff=0.6 if allowed else 0.8)
-    if allowed is None and not near:
-        return
-    if near:
-        hint = f"did you mean {'.'.join(filter(None, (where, near[0])))}?"
-    else:
-        hint = f"expected one of {', '.join(sorted(set(allowed) - BUILDER_KEYS))}"
-    raise ConfigError(f"--cfg-options {key}: {where or 'a config'} has no {part}; {hint}")
+    if near or allowed:
+        expected = f"one of {', '.join(sorted(set(allowed or ()) - BUILDER_KEYS))}"
+        hint = f"did you mean {f'{where}.{near[0]}'.lstrip('.')}?" if near else f"expected {expected}"
+        raise ConfigError(f"--cfg-options {key}: {where or 'a config'} has no {part}; {hint}")
 
 
 def _allowed(cfg: Config, node: dict, where: str) -> Collection[str] | None:
