@@ -43,17 +43,22 @@ class WorkFolder:
 
     Args:
         path: It need not exist.
+
+    Attributes:
+        path: Of the folder.
+        weights: File of the weights of a checkpoint in parts.
+        curves: Picture of the losses.
+        operating_point: Minimum scores for a checkpoint.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.weights, self.curves, self.operating_point = (self.path / name for name in (WEIGHTS, CURVES, POINT))
 
     @property
     def latest(self) -> Path | None:
-        """The whole checkpoint from which a training goes on: the last that was noted, else the one of most iterations.
-
-        None, if there is no whole one.
-        """
+        """The whole checkpoint from which a training goes on, or None: the last that was noted, else the one of most
+        iterations."""
         if (noted := self._noted()) and is_whole(noted):
             return noted
         newest = [next(filter(is_whole, reversed(paths)), None) for paths in self._numbered().values()]
@@ -77,11 +82,7 @@ class WorkFolder:
 
     @property
     def config(self) -> Path:
-        """The config of the training.
-
-        Raises:
-            ConfigError: There is none, or several.
-        """
+        """The config of the training; a ConfigError if there is none, or several."""
         found = sorted(self.path.glob("*.py"))
         found = found if len(found) < 2 else list(filter(is_saved_config, found))
         if len(found) != 1:
@@ -101,21 +102,6 @@ class WorkFolder:
         """Whether a file is the config of the training in this folder."""
         return is_saved_config(config) and (bool(self.checkpoints) or any(map(_is_log, self.path.iterdir())))
 
-    @property
-    def weights(self) -> Path:
-        """Of a checkpoint in parts, in one file."""
-        return self.path / WEIGHTS
-
-    @property
-    def curves(self) -> Path:
-        """The picture of the losses."""
-        return self.path / CURVES
-
-    @property
-    def operating_point(self) -> Path:
-        """Minimum scores for a checkpoint; see `vitdense.mm.operating_point`."""
-        return self.path / POINT
-
     def note(self, name: str) -> None:
         """Note the checkpoint from which the training goes on."""
         with atomic_write(self.path / LAST) as scratch:
@@ -133,11 +119,7 @@ class WorkFolder:
         return self.path / Path(cfg.filename or "config.py").name
 
     def make(self) -> None:
-        """Make the folder, and see that it can be written.
-
-        Raises:
-            OptionError: It cannot, or its path is not UTF-8, which mmengine writes as text.
-        """
+        """Make the folder. An OptionError: it cannot be written, or its path is not UTF-8, which mmengine writes."""
         path = str(self.path.absolute())
         if path != path.encode(errors="replace").decode():
             raise OptionError(f"work folder {path}: got a name whose bytes are not UTF-8; name another one: --work-dir")
@@ -147,11 +129,8 @@ class WorkFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the folder for one training, without what a killed save left there. All processes may call it.
-
-        Raises:
-            OptionError: Another training holds it, or it cannot be written.
-        """
+        """Hold the folder for one training, without what a killed save left there. All processes may call it. An
+        OptionError: another training holds it, or it cannot be written."""
         with ExitStack() as stack:
             if is_main_process():
                 self.make()
@@ -164,65 +143,51 @@ class WorkFolder:
             yield
 
     def check_config(self, cfg: Config) -> None:
-        """Raise if the config of a training would replace a file of the user.
-
-        Raises:
-            ConfigError: It would.
-        """
+        """Raise a ConfigError if the config of a training would replace a file of the user."""
         if (path := self.config_of(cfg)).exists() and not is_saved_config(path):
             raise ConfigError(
                 f"{path} is no config that a training wrote, and this training would replace it by its complete one; "
                 f"move it, or name another --work-dir"
             )
 
-    def check_replaceable(self, cfg: Config, named: Collection[Path]) -> None:
-        """Raise if a training that replaces the one in the folder may write what its own config names.
+    def check_replaceable(self, named: Collection[Path]) -> None:
+        """Raise a ConfigError if a training that replaces the one in the folder needs a file of it.
 
         Args:
-            cfg: Its config.
-            named: See `named_files`.
-
-        Raises:
-            ConfigError: It may.
+            named: See `named_files`. Configs among them stay, see `move_aside`.
         """
-        for path in filter(lambda path: _has_any(path, named), self._written()):
-            if path.suffix == ".py" and (path != self.config_of(cfg) or path.samefile(cfg.filename)):
-                continue  # a base stays; of itself, the old training has a copy
-            if (match := WRITTEN.fullmatch(path.name)) and match[3]:
-                limit = cfg.train_cfg.get(f"max_{match[2]}s")
-                if limit is not None and int(match[3]) > limit:
-                    continue
-            raise ConfigError(
-                f"--overwrite: the config names {path}, which the new training may write too; copy it to another "
-                f"folder and name the copy, or name another --work-dir"
-            )
+        for path in self._written():
+            whole = Path(os.path.realpath(path))
+            if path.suffix != ".py" and any(file.is_relative_to(whole) for file in named):
+                raise ConfigError(
+                    f"--overwrite: the config names {path}, which is moved aside with the training; copy it to another "
+                    f"folder and name the copy, or name another --work-dir"
+                )
 
     def move_aside(self, named: Collection[Path], current: str | Path, modules: Sequence[Path] = ()) -> Path | None:
         """Move the run that is in the folder to a folder in it, which is a work folder then.
 
         Args:
-            named: What the config of the training that replaces it names, which stays; see `named_files`. Of a config
-                there is a copy.
-            current: The log folder of that training, which stays.
+            named: Files that the config of the new training names, see `named_files`: of configs a copy is moved.
+            current: The log folder of the new training, which stays.
             modules: See `write_config`.
 
         Returns:
             Where it is now; None, if there was none.
         """
         kept = {*named, Path(os.path.realpath(current))}
-        written = list(self._written())
-        found = [path for path in written if not _has_any(path, kept)]
-        if not found:
+        moved = [path for path in self._written() if Path(os.path.realpath(path)) not in kept]
+        if not moved:
             return None
         aside = next(path for i in count(1) if not os.path.lexists(path := self.path / f"{ASIDE}_{i}"))
-        for path in found:
-            to = aside / path.relative_to(self.path)
-            to.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(to)
-        here = (self.path / path.name for path in modules)
-        for path in (*(path for path in written if path.suffix == ".py"), *here):
-            if path.exists() and path.parent == self.path:
+        aside.mkdir()
+        for path in (*filter(is_saved_config, self.path.glob("*.py")), *(self.path / path.name for path in modules)):
+            if path.exists():
                 _copy(path, aside)
+        for path in moved:
+            to = aside / path.relative_to(self.path)
+            to.parent.mkdir(exist_ok=True)
+            path.replace(to)  # also over the copy of a config
         return aside
 
     def _noted(self) -> Path | None:
@@ -291,12 +256,6 @@ def _copy(path: Path, folder: Path) -> None:
         shutil.copytree(path, folder / path.name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     else:
         shutil.copyfile(path, folder / path.name)
-
-
-def _has_any(path: Path, files: Collection[Path]) -> bool:
-    """Whether a path is one of these files, or a folder with one of them."""
-    whole = Path(os.path.realpath(path))
-    return any(file.is_relative_to(whole) for file in files)
 
 
 def find_checkpoint(checkpoint: str | Path, measured: bool = False) -> str:

@@ -33,7 +33,7 @@ def check_folder(cfg: Config, asked: Asked) -> None:
         )
     folder.check_config(cfg)
     if asked.overwrite:
-        folder.check_replaceable(cfg, named_files(cfg))
+        folder.check_replaceable(named_files(cfg))
 
 
 def check_training(cfg: Config, asked: Asked) -> None:
