@@ -12,14 +12,11 @@ from vitdense.mm.errors import ConfigError
 SCALARS = "*/vis_data/scalars.json"  # in a work folder; the first part is the time of the start
 
 
-def read_scalars(work_dir: Path) -> list[dict]:
-    """The records of training and validation in a work folder, in order, each with the key ``iteration``.
-
-    What a resumed run repeats is taken from it, and no longer from the run before. Validations that mmengine numbers by
-    epoch get the iteration of the last record of training.
-    """
+def read_scalars(work_dir: str | Path) -> list[dict]:
+    """The records of training and validation in a work folder, in order, with the key ``iteration``; what a resumed run
+    repeats is taken from it. A validation that mmengine numbers by epoch is at the last iteration before."""
     joined: list[dict] = []
-    for file in sorted(work_dir.glob(SCALARS)):
+    for file in sorted(Path(work_dir).glob(SCALARS)):
         records, last = [], 0
         for line in read_text(file).split("\n")[:-1]:  # a kill leaves the last line incomplete
             record = json.loads(line)
@@ -30,18 +27,13 @@ def read_scalars(work_dir: Path) -> list[dict]:
     return joined
 
 
-def draw_curves(work_dirs: Sequence[Path], out_file: Path, metrics: Sequence[str] = ()) -> Path:
-    """Draw loss, learning rate and validation metrics of runs over iterations, as they were logged; `out_file`.
+def draw_curves(work_dirs: Sequence[str | Path], out_file: Path, metrics: Sequence[str] = ()) -> Path:
+    """Draw loss, learning rate and metrics of runs over iterations, in the format of the suffix of `out_file`; it.
 
-    Args:
-        work_dirs: Work folders of runs.
-        out_file: PNG file, or one of matplotlib's other formats by its suffix.
-        metrics: Names of metrics as in the log; by default, all that end with ``mAP`` or ``mIoU``.
-
-    Raises:
-        ConfigError: A folder has no record of a training, or none of them has the metric.
+    The metrics are named as in the log; by default they are all that end with ``mAP`` or ``mIoU``. A ConfigError: a
+    folder has no record of a training, or none has the metric.
     """
-    runs = {str(folder): read_scalars(Path(folder)) for folder in work_dirs}
+    runs = {str(folder): read_scalars(folder) for folder in work_dirs}
     if absent := [name for name, records in runs.items() if not records]:
         raise ConfigError(
             f"no record of a training in {', '.join(absent)}; expected work folders of vitdense train, with {SCALARS} "

@@ -185,5 +185,5 @@ class CurvesHook(Hook):
 
     @master_only
     def after_train(self, runner) -> None:
-        if read_scalars(Path(runner.work_dir)):  # else shorter than the interval of the log
+        if read_scalars(runner.work_dir):  # else shorter than the interval of the log
             runner.logger.info(f"curves: {draw_curves([runner.work_dir], WorkFolder(runner.work_dir).curves)}")
