@@ -49,34 +49,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an engine measured.
+    """What an engine measured, -1 where there is no object; `truth`, `found` and `images` are what it evaluated."""
 
-    Attributes:
-        kind: ``bbox``, ``segm`` or ``keypoints``.
-        precision: [IoU thresholds T, recalls, classes K, areas, limits M]; -1 where there is no object. Areas are all,
-            small, but not of keypoints, medium, large; limits are the numbers of objects of an image that count.
-        recall: [T, K, areas, M].
-        thresholds: [T] of IoU.
-        limits: [M].
-        truth, found, images: What was evaluated.
-    """
-
-    kind: str
-    precision: np.ndarray
-    recall: np.ndarray
-    thresholds: np.ndarray
-    limits: Sequence[int]
+    kind: str  # bbox, segm or keypoints
+    precision: np.ndarray  # [IoU thresholds T, recalls, classes K, areas, limits M]
+    recall: np.ndarray  # [T, K, areas, M]; areas are all, small (not of keypoints), medium, large
+    thresholds: np.ndarray  # [T] of IoU
+    limits: Sequence[int]  # [M], how many objects of an image count
     truth: "Truth"
     found: Found
     images: Sequence[int]
 
     def figures(self, chosen: Sequence[int] | slice = slice(None), ap_limit: int | None = None) -> dict[str, float]:
-        """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them; -1 where there is no object.
-
-        Args:
-            chosen: Indices of the classes.
-            ap_limit: The limit of ``mAP``; by default the last one, which the others of precision have.
-        """
+        """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them, of the classes with indices `chosen`.
+        `ap_limit` is the limit of ``mAP``; by default the last one, which the others of precision have."""
         recall = self.recall[:, chosen]  # [T, K, 4, M]
         limit = self.limits.index(ap_limit) if ap_limit in self.limits else -1
         values = self.precisions("sml", chosen, limit)
@@ -115,16 +101,10 @@ def evaluate(
     Args:
         truth: Numbered for the classes that are evaluated.
         found: With the places that are evaluated.
-        kind: pycocotools' `iouType`: ``bbox``, ``segm`` or ``keypoints``.
-        images: Their numbers.
-        thresholds: Of IoU.
-        limits: How many objects of an image count, those of the highest scores.
-        engine: One of `ENGINES`; by default the first that is installed.
+        kind, images, thresholds, limits: See `Evaluation`; the numbers of the images.
+        engine: See `chosen_engine`.
         fields: More keys of annotations that are read.
         **params: More of pycocotools' `Params`, such as `kpt_oks_sigmas`.
-
-    Raises:
-        ConfigError: The engine is unknown, or not installed.
     """
     categories = list(range(1, len(truth.classes) + 1))
     limits, thresholds = sorted(limits), np.atleast_1d(thresholds)  # mmdet takes one number too
@@ -140,7 +120,7 @@ def evaluate(
 
 
 def chosen_engine(name: str | None) -> str:
-    """A name of `ENGINES`; the first that is installed if none is asked for."""
+    """A name of `ENGINES`, by default the first that is installed; a ConfigError for one that is not."""
     installed = [one for one in ENGINES if find_spec(one)]
     if name not in (None, *installed):
         raise ConfigError(f"engine of a COCO metric: got {name!r}, expected one that is installed: {installed}")

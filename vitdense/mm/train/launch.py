@@ -33,9 +33,8 @@ def prepare_training(cfg: Config, **options: Any) -> Config:
 
     Args:
         cfg: From `load_config`.
-        options: Attributes of `Asked` by name: `resume`, a checkpoint, or ``'auto'`` for the latest one of the work
-            folder, if any; `amp`, one of `precision.AMP_DTYPES`; `auto_scale_lr`; `fresh`, see `ExactLoadHook`; and
-            so on.
+        options: Attributes of `Asked` by name, such as `resume`: a checkpoint, or ``'auto'`` for the latest one of the
+            work folder, if any.
 
     Returns:
         The config for the work folder: what starts the training anew, also where this one resumes.
@@ -71,13 +70,12 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
     Args:
         cfg: From `load_config`.
         overwrite: Start anew in a work folder that has checkpoints. After the first step, the training that was in it
-            is moved into a folder in it; what our commands did not write, and what the config names, stays.
+            is moved into a folder in it; what our commands did not write stays.
         options: See `prepare_training`.
 
     Raises:
         ConfigError: The work folder is in use or cannot be written; or see `prepare_training`.
-        StepError: A step or checkpoint was refused, see `Runner`.
-        StopSignal: See `Runner`.
+        StepError, StopSignal: See `Runner`.
     """
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
@@ -103,10 +101,9 @@ def test(  # no test of pytest
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
-        inference: How the model predicts. `device` and `score_thr` are those of the test: mmengine's, and the config's.
-        tell: Is called with the metrics as soon as there are any, before what extensions make of them.
-        options: Attributes of `Asked` by name, such as `tta`, test-time augmentation: ``tta_pipeline`` augments every
-            image, ``tta_model`` merges the predictions.
+        inference: How the model predicts. `device` and `score_thr` are mmengine's and the config's.
+        tell: Gets the metrics before extensions do.
+        options: Attributes of `Asked` by name, such as `tta`.
 
     Returns:
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.

@@ -30,9 +30,8 @@ _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 class Truth(COCO):
     """The annotations of one file, or of several that are joined, numbered for COCO's evaluation.
 
-    The evaluation takes an annotation of id 0 for none, keeps ids as floating point, and gives its results by class in
-    the order of the ids. So annotations and images are numbered from 1, and categories in the order of the classes.
-    Everything else is as in the files.
+    It takes an annotation of id 0 for none, keeps ids as floating point, and has results by class in the order of ids.
+    So annotations and images are numbered from 1, and categories in the order of the classes; the rest is as in files.
 
     Args:
         contents: The content of each annotation file, by `Source`, or by any other name.
@@ -61,20 +60,15 @@ class Truth(COCO):
             annotations = content.get("annotations", ())
             last = {one["id"]: one for one in annotations}  # which pycocotools takes for each of an id
             for annotation in annotations:
-                pair = annotation, last[annotation["id"]]
-                if all(one["image_id"] in images and one["category_id"] in numbers for one in pair):
-                    self._add(pair[1], self.images[source, pair[1]["image_id"]], numbers[pair[1]["category_id"]])
-
-    def _add(self, annotation: Mapping, image: int, category: int) -> None:
-        own = {"image_id": image, "category_id": category, "iscrowd": annotation.get("iscrowd") or 0}
-        self.dataset["annotations"].append({**annotation, **own, "id": len(self.dataset["annotations"]) + 1})
+                own = last[annotation["id"]]
+                if all(one["image_id"] in images and one["category_id"] in numbers for one in (annotation, own)):
+                    given = {"iscrowd": own.get("iscrowd") or 0, "id": len(self.dataset["annotations"]) + 1}
+                    given["image_id"] = self.images[source, own["image_id"]]
+                    given["category_id"] = numbers[own["category_id"]]
+                    self.dataset["annotations"].append({**own, **given})
 
     def number_images(self, images: Sequence[tuple[Hashable, int]]) -> list[int]:
-        """The numbers of images, each given by the name of its file and its id.
-
-        Raises:
-            ConfigError: One is not in the file.
-        """
+        """The numbers of images, each given by its file and its id; a ConfigError if one is not in the file."""
         if unknown := [key for key in images if key not in self.images]:
             raise ConfigError(
                 f"metric: {len(unknown)} of {len(images)} images of the data set are not in its annotation file, the "
@@ -97,9 +91,7 @@ class Truth(COCO):
 
 
 class _CocoMixin:
-    """The changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes.
-
-    mmdet's `use_mp_eval` has no effect.
+    """The changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes; `use_mp_eval` has no effect.
 
     Args:
         ann_file: The truth. None: the annotation files of the evaluated data sets, or what their pipelines pack.
@@ -107,15 +99,10 @@ class _CocoMixin:
         engine: ``hotcoco`` or ``pycocotools``; by default the first of these that is installed.
 
     Attributes:
-        ap_limit: How many objects of an image count for ``mAP``, None for the last of `proposal_nums`, as for the
-            other values of precision.
         evaluations: None; or a list, to which the evaluations of boxes and masks are added. They are large.
-
-    Raises:
-        ConfigError: The engine is not installed, or `metric` has ``proposal_fast``.
     """
 
-    ap_limit: int | None = None
+    ap_limit: int | None = None  # objects of an image that count for mAP; None for the last of `proposal_nums`
 
     def __init__(
         self,
@@ -139,7 +126,7 @@ class _CocoMixin:
         return without_doubles(content) if source.drop_doubles else content
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """As mmdet's, which looks for the truth in samples where no file has it."""
+        """As mmdet's; here mmdet looks for the truth in the samples only where no file has it."""
         if self._coco_api is None and all(isinstance(one["img_id"], ImageId) for one in data_samples):
             self._coco_api = Truth({})
         super().process(data_batch, data_samples)
@@ -161,11 +148,8 @@ class _CocoMixin:
         self.img_ids = self._coco_api.number_images([(key, one["img_id"]) for key, one in zip(sources, truths)])
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics over the evaluated images; all zero, with a warning, if nothing was predicted.
-
-        mmdet then returns no keys, which stops a training with `save_best`. It also evaluates on all images of the
-        annotation file, so that the score of a subset (``dataset.indices=16``) would be too low.
-        """
+        """Metrics over the evaluated images, not all of the file; zero, with a warning, if nothing was predicted, where
+        mmdet returns no keys, which stops a training with `save_best`."""
         truths, found = zip(*results)
         self._number(truths)
         if self.outfile_prefix:
@@ -211,7 +195,7 @@ class _CocoMixin:
     def _evaluate(
         self, kind: str, found: Sequence[Mapping], places: Mapping[str, Sequence] | None = None, **options: Any
     ) -> Evaluation:
-        """Evaluate boxes, or other places of the same objects; see `Found` and `evaluate`."""
+        """Evaluate boxes, or other `places` of the same objects; see `Found` and `evaluate`."""
         corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
         columns = [
             np.repeat(self.img_ids, [len(one["bboxes"]) for one in found])[:, None],
@@ -256,9 +240,8 @@ def count_segments(
 ) -> np.ndarray:
     """What panoptic quality counts in an image (Kirillov et al., CVPR 2019, section 4; COCO's rules of crowds).
 
-    A segment of the truth and one that was found match if they have one class and an IoU over 0.5. Pixels without a
-    segment do not count; a found segment that does not match does not either, if over half of it are such pixels or
-    those of a crowd of its class.
+    Segments match if they have one class and an IoU over 0.5. Pixels without a segment do not count, nor does a found
+    segment without a match if over half of it are such pixels or a crowd of its class.
 
     Args:
         truth: Ids, integers [H, W].

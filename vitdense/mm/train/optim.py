@@ -18,15 +18,11 @@ from vitdense.models.base import Backbone
 
 @OPTIM_WRAPPERS.register_module()
 class Bfloat16OptimWrapper(OptimWrapper):
-    """Automatic mixed precision in bfloat16, on a GPU or a CPU.
-
-    It has the range of float32, so that gradients do not underflow and no loss is scaled. mmengine's `AmpOptimWrapper`
-    asserts a GPU.
-    """
+    """Automatic mixed precision in bfloat16, on a GPU or a CPU; mmengine's `AmpOptimWrapper` asserts a GPU. It has the
+    range of float32, so that gradients do not underflow and no loss is scaled."""
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
-        """As in mmengine, in bfloat16."""
         with super().optim_context(model), autocast(dtype=torch.bfloat16):
             yield
 
@@ -62,7 +58,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise OptionError(f"layer_decay_rate: got {self.rate} for an optimiser without lr; set optimizer.lr")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
-        """Add the parameter groups of a model. The default constructor calls this method for every sub-module too."""
+        """Add the parameter groups of a model. The default constructor calls this for every sub-module too."""
         if prefix:
             super().add_params(params, module, prefix, **kwargs)
             return
@@ -91,7 +87,6 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         logger.info(f"parameters of the optimiser:\n{table(params, self.base_lr, self.base_wd)}")
 
     def layer_factors(self, model: nn.Module) -> dict[int, tuple[str, float]]:
-        """See the function."""
         return layer_factors(model, self.rate)
 
 
@@ -110,7 +105,6 @@ class EoMTOptimWrapperConstructor(LayerDecayOptimWrapperConstructor):
         super().__init__(optim_wrapper_cfg, options)
 
     def layer_factors(self, model: nn.Module) -> dict[int, tuple[str, float]]:
-        """As the function, with other exponents."""
         factors = layer_factors(model, self.rate)
         depth = len(model.backbone.layers()) - 1
         decayed = {"stem": depth - 1, **{f"block {i}": depth - 1 - i for i in range(depth - self.num_full_blocks)}}
@@ -118,13 +112,8 @@ class EoMTOptimWrapperConstructor(LayerDecayOptimWrapperConstructor):
 
 
 def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:
-    """Layer name and learning-rate factor of every parameter in the layers of a backbone, by ``id(parameter)``.
-
-    Empty for a `rate` of 1, which makes no difference between layers.
-
-    Raises:
-        ValueError: `rate` is below 1, and the model has no backbone of this project.
-    """
+    """Layer name and learning-rate factor of every parameter in the layers of a backbone, by ``id(parameter)``; empty
+    for a `rate` of 1. An OptionError: `rate` is below 1, and the model has no backbone of this project."""
     if rate == 1:
         return {}
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]

@@ -20,19 +20,12 @@ PATHS = re.compile(r"last_ckpt|best_ckpt.*")  # of mmengine's CheckpointHook, in
 
 
 class Place(NamedTuple):
-    """Where a training is in its data, as a checkpoint of epochs says it.
+    """Where a training is in its data, as a checkpoint of epochs says it."""
 
-    Attributes:
-        images: Of the epoch that were seen.
-        of: Images of an epoch.
-        batches: Iterations that were made of the epoch.
-        per_step: Images of an iteration, in all processes.
-    """
-
-    images: int
-    of: int
-    batches: int
-    per_step: int
+    images: int  # of the epoch that were seen
+    of: int  # images of an epoch
+    batches: int  # iterations that were made of the epoch
+    per_step: int  # images of an iteration, in all processes
 
 
 def place_in(loop: EpochBasedTrainLoop, batches: int) -> Place:
@@ -42,14 +35,12 @@ def place_in(loop: EpochBasedTrainLoop, batches: int) -> Place:
 
 
 def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
-    """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays.
+    """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays. A
+    ConfigError: the images are others, or cannot be divided as the batches are now.
 
     Args:
         loop: With the epoch and the iteration of the checkpoint.
         saved: A `Place`, by name; None of files that have none.
-
-    Raises:
-        ConfigError: The images are others, or cannot be divided as the batches are now.
     """
     loader = loop.dataloader
     if saved is None:
@@ -81,11 +72,7 @@ def _within(reason: str) -> ConfigError:
 
 
 def check_steps(runner: Any, checkpoint: Mapping) -> None:
-    """Compare optimizer and schedules with those of a checkpoint, whose states mm would load into any.
-
-    Raises:
-        ConfigError: They are others.
-    """
+    """Raise a ConfigError if optimizer or schedules are not those of a checkpoint, whose states mm loads into any."""
     saved, now = checkpoint.get("optimizer"), runner.optim_wrapper
     if not isinstance(saved, Mapping) or not isinstance(now, OptimWrapper):
         return  # without an optimizer, `check_whole` says so; several are a project's own
@@ -112,7 +99,6 @@ def check_steps(runner: Any, checkpoint: Mapping) -> None:
 
 
 def _optimizer(config: Mapping) -> str | None:
-    """The name of the optimizer in a config."""
     kind = ((config.get("optim_wrapper") or {}).get("optimizer") or {}).get("type")
     return kind.rpartition(".")[2] if isinstance(kind, str) else None
 
@@ -124,13 +110,8 @@ def _alike(saved: Iterable[Mapping], given: Iterable[Mapping]) -> bool:
 
 
 def take_raw_weights(runner: Any, checkpoint: dict) -> bool:
-    """For a run without an average: the weights that the optimizer changed, not the average that is tested.
-
-    mmengine's EMAHook exchanges the two when it saves, and back when it resumes.
-
-    Returns:
-        Whether the checkpoint had an average.
-    """
+    """For a run without an average: the weights that the optimizer changed, not the average that is tested, which
+    mmengine's EMAHook exchanges when it saves; whether the checkpoint had an average."""
     average = checkpoint.get("ema_state_dict")
     if average is None or any(isinstance(hook, EMAHook) for hook in runner.hooks):
         return False

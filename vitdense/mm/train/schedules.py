@@ -13,9 +13,7 @@ from vitdense.mm.registry import HOOKS, PARAM_SCHEDULERS
 @HOOKS.register_module()
 class MaskAnnealingHook(Hook):
     """Ends masked attention of EoMT and PMT block after block, so that a trained model needs none (EoMT section 3.3).
-
-    The probability at a step is `mask_probability`: a function of the step alone, so that a resumed run goes on as it
-    was.
+    Its probability is a function of the step alone, `mask_probability`: a resumed run goes on as it was.
 
     Args:
         starts: Of every block, the iteration from which masks become less probable.
