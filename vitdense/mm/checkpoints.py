@@ -17,10 +17,7 @@ REST = "rest.pth"  # of a checkpoint in parts, which is a folder: all else, and 
 SCRATCH = ".parts"  # folder of a checkpoint that is not complete
 # "" is mmengine's loader of local paths and of every prefix without a loader of its own.
 PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
-
-
-# The log history, which mmengine saves and restores on resume, is kept.
-RUN_GLOBALS = run_globals(HistoryBuffer)
+RUN_GLOBALS = run_globals(HistoryBuffer)  # with the log history, which mmengine saves and restores on resume
 
 
 def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool = False) -> dict:
@@ -28,14 +25,9 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
     Args:
         filename: See `read`; or a folder of `save_parts`. Names after ``torchvision://`` have mmengine's meaning, so
-            that configs keep their weights: ``torchvision://resnet50`` is torchvision's first version of the weights,
-            not the newest.
+            that configs keep their weights: ``torchvision://resnet50`` is the first version of the weights.
         map_location: As for `torch.load`.
         allow_pickle: Allow the file to run code. Only for files whose author you trust.
-
-    Raises:
-        CheckpointNotFoundError: See `read`.
-        CheckpointMismatchError: See `read`; the message names `allow_pickle` where that would help.
     """
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)
@@ -54,14 +46,11 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
 
 def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint in parts, with whole tensors.
+    """The content of a checkpoint in parts, with whole tensors. A CheckpointMismatchError: a file is absent or damaged.
 
     Args:
         folder: See `save_parts`.
         rest: What it returned, or ``parts`` and some of its other keys: no more is read.
-
-    Raises:
-        CheckpointMismatchError: A file is absent or damaged.
     """
     import torch.distributed.checkpoint as dcp  # here, for no other checkpoint needs it
 
@@ -77,13 +66,8 @@ def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def install_loader(allow_pickle: bool = False) -> None:
-    """Make mmengine load every checkpoint of the process (`load_from`, resume, test) by `read_checkpoint`.
-
-    mmengine's own loader can run code from the file.
-
-    Args:
-        allow_pickle: See `read_checkpoint`.
-    """
+    """Make mmengine load every checkpoint of the process (`load_from`, resume, test) by `read_checkpoint`; its own
+    loader can run code from the file."""
 
     def load_from_vitdense(filename: str, map_location: Any = None) -> dict:  # mmengine logs the name
         return read_checkpoint(filename, map_location, allow_pickle)
@@ -92,10 +76,8 @@ def install_loader(allow_pickle: bool = False) -> None:
 
 
 class AtomicLocalBackend(LocalBackend):
-    """mmengine's local file backend with atomic writes.
-
-    With ``CheckpointHook(backend_args=dict(backend='vitdense.atomic'))``, a killed save leaves no truncated checkpoint.
-    """
+    """mmengine's local file backend with atomic writes: with ``backend_args=dict(backend='vitdense.atomic')`` of its
+    CheckpointHook, a killed save leaves no truncated checkpoint."""
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
         with atomic_write(filepath) as scratch:

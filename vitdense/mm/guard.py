@@ -16,9 +16,9 @@ QUERY_HEADS = {"bbox_head": "DETRHead", "roi_head": "SparseRoIHead", "panoptic_f
 def guard_model(model: nn.Module) -> nn.Module:
     """The model of mm, which may be wrapped, as it is, with places in float32 and results that are valid.
 
-    Places under autocast: half types have fewer of them than images have pixels, bfloat16 every 4th from 512 on. mmdet
-    makes or casts anchors, points, proposals, RoIs, reference points and boxes in the data type of what lies next to
-    them, so hooks of its modules widen that; layers compute in half precision as before:
+    Half types have fewer places than images have pixels, bfloat16 every 4th from 512 on. mmdet makes or casts anchors,
+    points, proposals, RoIs, reference points and boxes in the data type of what lies next to them, so under autocast
+    hooks of its modules widen that; layers compute in half precision as before:
 
     - outputs of dense heads and box heads: anchors and points get their type, and boxes are decoded in it;
     - maps that RoIs are cast to, and values that the sampling locations of deformable attention are cast to;
@@ -29,9 +29,8 @@ def guard_model(model: nn.Module) -> nn.Module:
     or height, of which metrics and pictures make nonsense, are left out. Where queries and classes have fewer pairs
     than results are asked for, all are.
 
-    `build_model` and our `Runner` call this for every model; `GuardModelHook` where another runner runs a recipe. mmdet
-    casts RoIs before it calls an op and leaves no seam in ``init_detector``: who runs that model under an autocast of
-    his own, or a config without the hook in mmdet's tools, calls this.
+    `build_model` calls this for every model, and `GuardModelHook` where another runner runs a recipe; who runs a model
+    of mmdet's ``init_detector`` under autocast calls it himself.
     """
     inner = unwrapped(model)
     if _valid_results in inner._forward_hooks.values():

@@ -51,7 +51,7 @@ class Inference:
 
     @classmethod
     def of(cls, args: argparse.Namespace, **options: object) -> "Inference":
-        """The parsed arguments of a tool that has some of these options, and others."""
+        """The options that a tool has among its parsed arguments."""
         given = {option.name: getattr(args, option.name) for option in fields(cls) if option.name in args}
         if "device" in given:
             given["device"] = device_of(given["device"])
@@ -66,16 +66,12 @@ class Inference:
     def _tunes(self) -> bool:
         return self.onednn and torch.device(self.device).type == "cpu"
 
-    @property
-    def _by_onednn(self) -> bool:
-        return self._tunes and has_onednn()
-
     def tune_cpu(self) -> None:
         """On a CPU, keep memory between layers, and log how it computes; see `vitdense.layers.onednn`."""
         if not self._tunes:
             return
         kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"
-        library = "oneDNN" if self._by_onednn else "torch's choice"
+        library = "oneDNN" if has_onednn() else "torch's choice"
         print_log(f"CPU: large linear layers by {library}; {kept} (--no-onednn: as torch has it)", logger="current")
 
     @contextmanager
@@ -84,7 +80,7 @@ class Inference:
         with ExitStack() as stack:
             if self.amp != "float32":
                 stack.enter_context(torch.autocast(torch.device(self.device).type, self.dtype))
-            if self._by_onednn:
+            if self._tunes and has_onednn():
                 stack.enter_context(OneDnnLinear())
             yield
 
@@ -108,11 +104,8 @@ def devices() -> dict[str, int]:
 
 
 def check_device(option: str, device: str) -> None:
-    """Raise a ConfigError, which names `option`, if torch does not find a device on this machine.
-
-    A device is ``cpu``, or a kind of accelerator that torch knows, such as ``cuda``, ``mps`` or ``xpu``, also with a
-    number: ``cuda:N``.
-    """
+    """Raise a ConfigError, which names `option`, if torch does not find a device on this machine: ``cpu``, or a kind of
+    accelerator, such as ``cuda``, ``mps`` or ``xpu``, also with a number: ``cuda:N``."""
     kinds = devices()
     try:
         found = torch.device(device)
@@ -127,12 +120,8 @@ def check_device(option: str, device: str) -> None:
 
 
 def check_precision(option: str, dtype: str | None, device: str) -> None:
-    """Raise a ConfigError, which names `option`, if a device does not compute in a data type.
-
-    It is none of `AMP_DTYPES`, ``float32`` and None; or the device is absent, see `check_device`, or has no autocast;
-    or it is float16 on a CPU; or this CPU has no instructions for bfloat16: torch would emulate them, in several times
-    the time of float32.
-    """
+    """Raise a ConfigError, which names `option`, if a device is absent, or does not compute in a data type: one of
+    `AMP_DTYPES`, ``float32`` or None. A CPU without instructions for bfloat16 would emulate them, slowly."""
     check_device("device", device)
     if dtype in (None, "float32"):
         return

@@ -51,6 +51,7 @@ from vitdense.seams import call
 
 UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
+Threshold = float | Sequence[float]  # minimum score of detections, or of each class
 _process = os.getpid()  # whose threads the pool of OpenMP has
 
 
@@ -89,14 +90,13 @@ class Predictor:
     """A trained detector or segmentor, ready for images.
 
     Args:
-        cfg: From `load_config`.
+        cfg: From `load_config`; one of mmdet or mmseg.
         checkpoint: See `find_checkpoint`.
         inference: How it predicts.
         classes: See `load`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
-        inference: How it predicts.
         names: Of its classes.
         palette: Their colours, [classes, 3] uint8 RGB.
         skeleton: Pairs of keypoints, which pictures join.
@@ -104,9 +104,6 @@ class Predictor:
         reader: Of images, by the test pipeline.
         operating_point: Of the checkpoint, which an extension reads; None without one.
         score_thr: Minimum score of detections, or those of the classes.
-
-    Raises:
-        ConfigError: The config is not one of mmdet or mmseg. See also `load_model`.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class Predictor:
         self.inference = inference
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
         self.operating_point: OperatingPoint | None = None
-        self.score_thr: float | Sequence[float] = SCORE if inference.score_thr is None else inference.score_thr
+        self.score_thr: Threshold = SCORE if inference.score_thr is None else inference.score_thr
         self.skeleton = self.model.dataset_meta.get("skeleton", ())
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
@@ -165,41 +162,28 @@ class Predictor:
         return list(self.stream(images, score_thr, batch_size))
 
     def stream(self, images: Iterable[Images], score_thr: float | None = None, batch_size: int = 8) -> Iterator[Result]:
-        """Predict on any number of images: ``for result in model.stream(paths)``.
-
-        No more than `batch_size` images are read ahead, and none is kept after its result was taken.
-
-        Args:
-            images: Any iterable, such as a generator.
-            score_thr, batch_size: See `__call__`.
-
-        Raises:
-            ConfigError: See `__call__`.
-        """
+        """Predict on any iterable of images: ``for result in model.stream(paths)``; see `__call__`. No more than
+        `batch_size` images are read ahead, and none is kept after its result was taken."""
         threshold = self.threshold(score_thr)
         check_batches(images, batch_size)
         return self._stream(iter(images), threshold, batch_size)
 
-    def threshold(self, score_thr: float | None) -> float | Sequence[float]:
+    def threshold(self, score_thr: float | None) -> Threshold:
         """The minimum score of objects, as given, or by class; see `__call__`."""
         if score_thr is None:
             return self.score_thr
         check_score(score_thr)
         return score_thr
 
-    def _stream(
-        self, images: Iterator[Images], threshold: float | Sequence[float], batch_size: int
-    ) -> Iterator[Result]:
+    def _stream(self, images: Iterator[Images], threshold: Threshold, batch_size: int) -> Iterator[Result]:
         while batch := list(islice(images, batch_size)):
             pixels = [self.reader.pixels(image) for image in batch]
             found = self.results(batch, pixels, threshold)
             del batch, pixels
             yield from found
 
-    def results(
-        self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: float | Sequence[float]
-    ) -> Iterator[Result]:
-        """The results of a batch, one after the other; see `samples` and `result`."""
+    def results(self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: Threshold) -> Iterator[Result]:
+        """The results of a batch, one after the other."""
         found, pixels = self.samples(images, pixels, threshold), [*pixels]
         del images
         while found:
@@ -207,15 +191,10 @@ class Predictor:
 
     @torch.no_grad()
     def samples(
-        self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: float | Sequence[float] = 0.0
+        self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: Threshold = 0.0
     ) -> list[BaseDataElement]:
-        """Predictions as data samples of mmdet or mmseg, with all detections of the head.
-
-        Args:
-            images: See `__call__`.
-            pixels: Of each image, see `ImageReader`.
-            threshold: Minimum score of detections that get a mask, or those of the classes.
-        """
+        """Predictions as data samples of mmdet or mmseg, with all detections of the head; those below the threshold
+        have no mask. Pixels: see `ImageReader`."""
         global _process
         if os.getpid() != _process:  # a fork has the pool of OpenMP without its threads, and would wait for them
             torch.set_num_threads(1)
@@ -233,14 +212,8 @@ class Predictor:
                     found[i] = sample
         return found
 
-    def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: float | Sequence[float]) -> Result:
-        """A data sample of mm as a result.
-
-        Args:
-            sample: See `samples`.
-            pixels: See `read_pixels`.
-            threshold: Minimum score of detections, or those of the classes.
-        """
+    def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: Threshold) -> Result:
+        """A data sample of `samples` as a result, with detections from the threshold on."""
         shown = {"image": pixels, "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
@@ -282,14 +255,8 @@ def pixel_steps(cfg: Config) -> list[dict]:
 
 
 class ImageReader:
-    """Images as a model gets them.
-
-    Args:
-        steps: See `test_steps`.
-
-    Attributes:
-        own_reader: The step by which the pipeline reads files, if it is not one of mmcv's that gives colours.
-    """
+    """Images as a model gets them, by `test_steps`. `own_reader` is the step by which the pipeline reads files, if it
+    is not one of mmcv's that gives colours."""
 
     def __init__(self, steps: Sequence[Mapping]) -> None:
         first, color_type = type_name(steps[0]), steps[0].get("color_type", "color")
@@ -304,13 +271,8 @@ class ImageReader:
         return read_pixels(image, **self._reads)
 
     def inputs(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
-        """An image through the pipeline: ``inputs`` ``[3, h, w]`` and ``data_samples``. A pipeline that begins with a
-        reader of its own decodes the file again.
-
-        Args:
-            image: See `Predictor`.
-            pixels: Of the image, see `pixels`.
-        """
+        """An image, whose pixels were read, through the pipeline: ``inputs`` ``[3, h, w]`` and ``data_samples``. A
+        pipeline that begins with a reader of its own decodes the file again."""
         path = str(image) if isinstance(image, (str, Path)) else ""
         if self.own_reader is None:
             return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
@@ -322,12 +284,7 @@ class ImageReader:
         return self._steps({"img_path": path, "img_id": 0})
 
 
-def load_model(
-    cfg: Config,
-    checkpoint: str,
-    device: str,
-    classes: Sequence[str] | None = None,
-) -> nn.Module:
+def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str] | None = None) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
     Its `dataset_meta` has `classes`, and `palette` if there is one: those of the checkpoint, which may be of RF-DETR's
@@ -336,21 +293,19 @@ def load_model(
     `classes` does, heads have as many as there are names.
 
     Args:
-        cfg: Its config.
+        cfg: Its config, which stays as it is.
         checkpoint: A file, or an address.
         device: See `vitdense.mm.precision.check_device`.
         classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
 
     Raises:
         ConfigError: Classes have no names, or two different ones; or there is no such device.
-        CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: The checkpoint does not fit the model.
     """
     check_device("device", device)
     allow_pickle = any(hook.get("allow_pickle", False) for _, hook in hooks(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     log_differences(saved, cfg, OF_RESULTS)
-    cfg = copy.deepcopy(cfg)  # the caller's stays as it is
+    cfg = copy.deepcopy(cfg)
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
     names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
     others = {number for _, number in class_counts(cfg.model)} - {names, things}

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from mmengine.device import get_device
-from mmengine.dist import all_gather_object, all_reduce, get_rank, init_dist, is_distributed
+from mmengine.dist import all_gather_object, get_rank, init_dist, is_distributed
 from mmengine.utils.dl_utils import set_multi_processing
 
 from vitdense.mm.errors import ConfigError
@@ -25,41 +25,25 @@ STOPS = tuple(
 
 
 class Launcher(NamedTuple):
-    """The environment variables that a launcher sets for its processes.
+    """The environment variables that a launcher sets for its processes."""
 
-    Attributes:
-        numbers: Variables that hold whole numbers: the rank, the number of processes, and others.
-        texts: Variables that hold text.
-        command: What users type to start the processes.
-    """
-
-    numbers: tuple[str, ...]
+    numbers: tuple[str, ...]  # whole ones: the rank, the number of processes, and others
     texts: tuple[str, ...]
-    command: str
+    command: str  # that users type to start the processes
 
 
+OF_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
 LAUNCHERS = {
-    "pytorch": Launcher(
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"),
-        ("MASTER_ADDR",),
-        "torchrun --nproc-per-node N -m vitdense train ...",
-    ),
+    "pytorch": Launcher(OF_TORCHRUN, ("MASTER_ADDR",), "torchrun --nproc-per-node N -m vitdense train ..."),
     "slurm": Launcher(("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODELIST",), "srun vitdense train ..."),
-    "mpi": Launcher(
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-        ("MASTER_ADDR",),
-        "mpirun -x MASTER_ADDR=HOST vitdense train ...",
-    ),
+    "mpi": Launcher(OF_MPI, ("MASTER_ADDR",), "mpirun -x MASTER_ADDR=HOST vitdense train ..."),
 }
 
 
 def find_launcher(given: str) -> str:
-    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes.
-
-    Raises:
-        ConfigError: A variable of the launcher is missing, two contradict each other, or torchrun or MPI
-            started more processes than there are GPUs.
-    """
+    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes. A
+    ConfigError: a variable of it is missing, two contradict each other, or there are more processes than GPUs."""
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
         return "none"
@@ -105,11 +89,8 @@ def stop_at_once(signum: int, frame: Any = None) -> None:
 
 @contextmanager
 def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, `handler` gets the signals `STOPS` of this process. Children that are forked inside end by them.
-
-    A signal that is ignored, as under nohup, stays ignored. Only the main thread can handle signals; in another thread
-    nothing changes.
-    """
+    """Inside, `handler` gets the signals `STOPS` of this process; children that are forked inside end by them. One that
+    is ignored, as under nohup, stays ignored. Only the main thread can handle signals; in another nothing changes."""
     owner = os.getpid()
 
     def handle(number: int, frame: Any) -> None:
@@ -156,15 +137,8 @@ def _obey(parent: int) -> None:
 
 
 def connect(launcher: str, env: Mapping[str, Any]) -> None:
-    """Connect the processes of a run, on GPUs as mmengine's runner would: only then one of them is the main process.
-
-    Args:
-        launcher: Of `find_launcher`.
-        env: ``env_cfg`` of the config.
-
-    Raises:
-        ConfigError: Another launcher than torchrun, on a machine without a GPU.
-    """
+    """Connect the processes of a run by `find_launcher` and ``env_cfg`` of the config, on GPUs as mmengine's runner
+    would: only then one of them is the main process. Without a GPU, another launcher than torchrun is a ConfigError."""
     if launcher == "none" or is_distributed():
         return
     if get_device() != "cpu":
@@ -185,13 +159,8 @@ def start_processes() -> None:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Compare facts between all processes before they train a model together.
-
-    Otherwise processes that found different checkpoints would average gradients of different models.
-
-    Raises:
-        ConfigError: In every process, if a fact differs.
-    """
+    """Raise a ConfigError in every process if a fact differs between them: those that found different checkpoints would
+    average gradients of different models."""
     if not is_distributed():
         return
     found = all_gather_object(dict(facts))
@@ -203,11 +172,3 @@ def agree(facts: Mapping[str, str]) -> None:
                 f"the processes do not agree on the {name}, so this one, {get_rank()}, stops before the first step: "
                 f"{lines}. All need the same files: put data and work folder on a disk that they share"
             )
-
-
-def mean_of_processes(losses: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The mean of every loss over the processes, which is the loss of one process with all images. mmengine logs the
-    losses of the main process."""
-    values = torch.stack([torch.as_tensor(x, dtype=torch.float32, device=get_device()) for x in losses.values()])
-    all_reduce(values, "mean")
-    return dict(zip(losses, values))

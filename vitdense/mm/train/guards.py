@@ -20,7 +20,7 @@ from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import unwrapped
-from vitdense.mm.processes import StopSignal, handling_stops, mean_of_processes
+from vitdense.mm.processes import StopSignal, handling_stops
 from vitdense.mm.train.resume import check_steps, place_in, take_raw_weights
 from vitdense.mm.work_folder import WorkFolder
 
@@ -47,13 +47,15 @@ class TriedValidation(Hook):
 
 
 class MeanLosses(Hook):
-    """Log the losses of all processes, not those of the main one."""
+    """Log the mean of every loss over the processes, which is the loss of one process with all images."""
 
     priority = "HIGHEST"
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
         if is_distributed():
-            outputs.update(mean_of_processes(outputs))
+            values = [torch.as_tensor(x, dtype=torch.float32, device=get_device()) for x in outputs.values()]
+            all_reduce(means := torch.stack(values), "mean")
+            outputs.update(zip(outputs, means))
 
 
 class StepGuard(Hook):

@@ -31,10 +31,10 @@ PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state
 class ReproducibleHook(Hook):
     """Seed every training step from the seed of the run, the rank and the iteration.
 
-    A resumed run then draws the same random numbers as an uninterrupted one: drop path, sampled RoIs, and with
-    `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` also the augmentation. No generator state is
-    saved. Needs ``randomness=dict(seed=...)`` and deterministic kernels. Another number of processes goes on with the
-    same images in the same order if a step has as many of them; random numbers in the model are then others.
+    A resumed run then draws the numbers of one that was not interrupted: drop path, sampled RoIs, and with
+    `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` the augmentation. It needs
+    ``randomness=dict(seed=...)`` and deterministic kernels. Another number of processes goes on with the same images in
+    the same order if a step has as many of them, with other random numbers in the model.
     """
 
     priority = "VERY_HIGH"
@@ -90,17 +90,15 @@ def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
 class ExactLoadHook(Hook):
     """Load a checkpoint (`load_from`, resume, test) exactly or raise, and write a report of what was loaded.
 
-    mmengine only logs missing keys and size mismatches, and continues with random weights. Whole detectors and
-    segmentors of mmdet and mmseg load as well: the keys of their backbone are renamed. The reports of this hook and of
-    the backbone's `init_cfg` are written to ``load_report.txt``, in the folder of the log.
-
-    The constructor calls `install_loader`: from then on mmengine reads every checkpoint of the process without running
-    code from it. A Runner builds its hooks before it loads or resumes.
+    mmengine only logs missing keys and size mismatches, and goes on with random weights. Whole detectors and segmentors
+    of mmdet and mmseg load as well: the keys of their backbone are renamed. Reports, also of the backbone's `init_cfg`,
+    are in ``load_report.txt``, in the folder of the log. From the hook's constructor on, mmengine reads every
+    checkpoint of the process without running code from it.
 
     Args:
         fresh: Regular expressions of parameters that are kept at initialisation, such as
             ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes; the error on loading gives the
-            one that is needed. They may be missing, unexpected or of another size.
+            one that is needed.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
         base: Weights of the trunk for a mask transformer's file that does not hold them; see `fit_whole`.
 
@@ -148,7 +146,7 @@ class ExactLoadHook(Hook):
         self.reports.append(report)
 
     def _check_classes(self, runner, saved: Sequence[str] | None) -> None:
-        """Labels are numbers: those of the data and of the checkpoint have the same names."""
+        """Raise if labels, which are numbers, have other names in the data than in the checkpoint."""
         loop = runner._train_loop if isinstance(runner._train_loop, BaseLoop) else runner._test_loop
         data = loop.dataloader.dataset.metainfo.get("classes") if isinstance(loop, BaseLoop) else None
         if None in (saved, data) or self.fresh or len(saved) != len(data):  # the loader compares the numbers

@@ -82,7 +82,6 @@ class Runner(mmengine.runner.Runner):
             folder.write_config(self.kept, modules)
 
     def build_logger(self, *args: Any, **kwargs: Any) -> MMLogger:
-        """As in mmengine."""
         logger = super().build_logger(*args, **kwargs)
         for handler in logger.handlers:
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
@@ -92,11 +91,10 @@ class Runner(mmengine.runner.Runner):
         return logger
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
-        """As in mmengine, on CPUs without SyncBN, which torch has for GPUs only."""
         return super().wrap_model(model_wrapper_cfg, self.without_sync_bn(model))
 
     def without_sync_bn(self, model: nn.Module) -> nn.Module:
-        """The model, on CPUs without SyncBN."""
+        """The model, on CPUs without SyncBN, which torch has for GPUs only."""
         on_cpus = self.distributed and get_device() == "cpu"
         if on_cpus and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             self.logger.warning("SyncBN needs GPUs: on CPUs, every process normalises by its own images")
@@ -120,14 +118,13 @@ class Runner(mmengine.runner.Runner):
         return built
 
     def register_hooks(self, default_hooks: dict | None = None, custom_hooks: Sequence | None = None) -> None:
-        """As in mmengine, with `GUARDS`."""
         super().register_hooks(default_hooks, custom_hooks)
         for guard in GUARDS:
             self.register_hook(guard())
 
     def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
-        """As in mmengine, by the images of a step of the optimizer, which are those of all iterations that accumulate;
-        and the rate that is logged as ``base_lr`` too."""
+        """As in mmengine, by the images of all iterations that accumulate; and the rate that is logged as ``base_lr``
+        too."""
         if auto_scale_lr and "base_batch_size" in auto_scale_lr:
             auto_scale_lr = {**auto_scale_lr, "base_batch_size": auto_scale_lr["base_batch_size"] / self.accumulated}
         groups = optim_wrapper.optimizer.param_groups
@@ -137,7 +134,6 @@ class Runner(mmengine.runner.Runner):
             logged["lr"] *= max(group["lr"] for group in groups) / before
 
     def is_finite(self, x: Tensor) -> bool:
-        """Whether a tensor is finite."""
         return bool(x.isfinite().all())
 
     def are_finite(self, gradients: Sequence[Tensor]) -> bool:
@@ -200,7 +196,6 @@ class Runner(mmengine.runner.Runner):
         return f"--resume goes on from {latest.name}" if latest else "no checkpoint was saved yet"
 
     def save_checkpoint(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """As in mmengine."""
         if part := self.made % self.accumulated:  # at the end of an epoch
             self.logger.warning(
                 f"the gradients of {part} of {self.accumulated} accumulated iterations are not in the checkpoint: a "
@@ -216,11 +211,7 @@ class Runner(mmengine.runner.Runner):
         super().save_checkpoint(*args, **kwargs)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
-        """As in mmengine; within an epoch, without the images that it has seen.
-
-        Raises:
-            ConfigError: See `check_steps` and `go_on`.
-        """
+        """As in mmengine; within an epoch, without the images that it has seen."""
         super().resume(*args, **kwargs)
         stay_in(Path(self.work_dir), self.message_hub)
         if isinstance(self.train_loop, EpochBasedTrainLoop):
