@@ -52,11 +52,8 @@ Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], Objects]
 
 
 def finder(model: nn.Module) -> Finder:
-    """How the objects of a model are found: (model, its maps, size of the image) to them and their masks.
-
-    Raises:
-        ConfigError: It has a head whose prediction this does not know.
-    """
+    """How the objects of a model are found: (model, its maps, size of the image) to them and their masks. A head whose
+    prediction this does not know is a ConfigError."""
     if type(model) is DINO and model.bbox_head.loss_cls.use_sigmoid and model.data_preprocessor.pad_size_divisor == 1:
         return of_dino
     roi_head, dense = getattr(model, "roi_head", None), getattr(model, "bbox_head", None)
@@ -85,11 +82,8 @@ def finder(model: nn.Module) -> Finder:
 
 
 def _threshold(nms: dict) -> float:
-    """The overlap of a config ``nms=dict(type="nms", iou_threshold=...)``.
-
-    Raises:
-        ConfigError: It is another kind, which depends on the order of its steps.
-    """
+    """The overlap of a config ``nms=dict(type="nms", iou_threshold=...)``. Another kind, which depends on the order of
+    its steps, is a ConfigError."""
     kind = nms.get("type", "nms")
     if kind != "nms":
         raise ConfigError(
@@ -226,15 +220,9 @@ def _of_rfdetr(
 
 
 class FixedRoIExtractor(nn.Module):
-    """mmdet's `SingleRoIExtractor` without shapes that depend on the boxes.
+    """mmdet's `SingleRoIExtractor`, with RoIAlign by the mean, without shapes that depend on the boxes.
 
     Every level sees all RoIs; those of other levels have no area there, hence no samples, and cost next to nothing.
-
-    Args:
-        extractor: One with RoIAlign, by the mean.
-
-    Raises:
-        ConfigError: Its layers are others.
     """
 
     def __init__(self, extractor: SingleRoIExtractor) -> None:

@@ -22,13 +22,12 @@ class Part:
         predictor: The model.
         maps: See `vitdense.mm.export.tasks.task_of`.
         scope: Of its modules in the program of all; empty where it is alone.
-        precision: Of the program, see `vitdense.runtime.BOUNDS`.
+        precision: Of the program, see `vitdense.runtime.BOUNDS`. Objects of int8 are compared from the operating point
+            on, or from `SCORE`.
 
     Attributes:
-        bounds: By which they are compared; the objects of int8 from the operating point on, or from `SCORE`.
         task: Its program.
-        about: What the file says of it.
-        metadata: The same for the file.
+        about, metadata: What the file says of it, as values and as JSON.
         compares: Whether it found something to compare at, after `want`.
     """
 
@@ -46,12 +45,7 @@ class Part:
             self.bounds = replace(self.bounds, score=np.min(self.score_thr))
 
     def want(self, samples: Sequence[Sample], by_results: bool) -> None:
-        """Ask the model what it makes of images.
-
-        Args:
-            samples: The images.
-            by_results: Whether objects or classes are compared, where it finds such, and not outputs.
-        """
+        """Ask the model what it makes of images; `by_results`: objects or classes, where it finds such, not outputs."""
         self.by_results = by_results and self.task.finds
         wanted = [self.task.wanted(sample) for sample in samples]
         if self.by_results:
@@ -62,7 +56,7 @@ class Part:
         self.wanted, self.compares = wanted, not self.by_results or can_compare(wanted, self.bounds)
 
     def own(self, outputs: Mapping) -> dict:
-        """Of the outputs of a program, those of this model, by their own names."""
+        """The outputs of a program that are this model's, by their own names."""
         return {key.removeprefix(self.start): out for key, out in outputs.items() if key.startswith(self.start)}
 
     def found(self, outputs: Mapping, sample: Sample) -> Output:

@@ -82,29 +82,16 @@ def _describe_queries(model: nn.Module) -> dict:
 
 
 class Sample(NamedTuple):
-    """An image to compare at.
+    """An image to compare at."""
 
-    Attributes:
-        given: What the file takes: an image ``[1, 3, h, w]``, normalised and not padded, or a photo, ``[1, H, W, 3]``
-            uint8.
-        image: What the model takes, ``[1, 3, h, w]``: after the test pipeline of the config.
-        size: (H, W) in whose pixels objects are: of the photo.
-    """
-
-    given: Tensor
-    image: Tensor
-    size: tuple[int, int]
+    given: Tensor  # that the file takes: [1, 3, h, w], normalised and not padded, or a photo, [1, H, W, 3] uint8
+    image: Tensor  # that the model takes, [1, 3, h, w]: after the test pipeline of the config
+    size: tuple[int, int]  # (H, W) in whose pixels objects are: of the photo
 
 
 def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, preprocessing: bool) -> Iterator[Sample]:
-    """Image files, which the model gets from the test pipeline, and the program from `vitdense.runtime`.
-
-    Args:
-        paths: Of the files.
-        predictor: The model.
-        about: The description of the program.
-        preprocessing: The program takes photos.
-    """
+    """Image files, which the model gets from the test pipeline, and the program, described by `about`, from
+    `vitdense.runtime`; with `preprocessing` it takes photos."""
     for path in paths:
         pixels = predictor.reader.pixels(path)
         data = predictor.reader.inputs(path, pixels)
@@ -127,11 +114,7 @@ def of_noise(shape: Sequence[int]) -> Sample:
 
 
 def paths_of(dataset: Mapping, given: Sequence[str], number: int) -> Sequence[str]:
-    """The files given, or this many of a data set.
-
-    Raises:
-        ConfigError: No file is given, and the data set cannot be read.
-    """
+    """The files given, or this many of a data set; a ConfigError if that cannot be read."""
     if given:
         return given
     try:

@@ -20,23 +20,14 @@ from vitdense.runtime import Output
 
 
 class Task(nn.Module):
-    """A model as a module from images ``[B, C, H, W]``, normalised, to outputs by name.
+    """A model, in eval mode, as a module from images ``[B, C, H, W]``, normalised, to outputs by name.
 
     What is wanted of it comes first; then `detectors.fix` replaces modules of the model, and the task is exported.
-
-    Args:
-        model: The model, in eval mode.
-
-    Attributes:
-        any_size: Whether torch exports it for all sizes and batches.
-        finds: Whether its outputs are what was found in an image: objects, or classes of pixels. On photos a program is
-            compared by these, otherwise by its outputs.
-        needs_photos: Whether it is compared on photos; otherwise on noise.
     """
 
-    any_size = True
-    finds = False
-    needs_photos = False
+    any_size = True  # torch exports it for all sizes and batches
+    finds = False  # its outputs are objects, or classes of pixels, by which it is compared on photos
+    needs_photos = False  # it is compared on photos; otherwise on noise
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -48,11 +39,7 @@ class Task(nn.Module):
 
 
 class DetectorMaps(Task):
-    """The maps of the neck, and what the RPN or a dense head predicts on them; boxes are not decoded.
-
-    Args:
-        model: Detector of mmdet. Its image is padded as the config says.
-    """
+    """The maps of a detector's neck, and what the RPN or a dense head predicts on them; boxes are not decoded."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -74,14 +61,8 @@ class Detector(Task):
     box, of RF-DETR ``[B, N, h, w]``, logits of the whole image; with keypoints ``keypoints`` ``[B, N, K, 3]``, x and y
     in pixels of the input, and a score.
 
-    N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32.
-
-    Args:
-        model: A detector of mmdet with a dense head, a RoI head, or the head of Sparse R-CNN, DINO or RF-DETR. DINO has
-            a forward pass only after `detectors.fix`.
-
-    Raises:
-        ConfigError: It has a head whose prediction this does not know.
+    N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32. DINO has a
+    forward pass only after `detectors.fix`; a detector without a `detectors.finder` is a ConfigError.
     """
 
     finds = True
@@ -103,13 +84,8 @@ class Detector(Task):
 
 
 def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None) -> InstanceData:
-    """What a detector itself finds in an image, as guarded by `guard_model`.
-
-    Args:
-        model: The detector.
-        image: Normalised, not padded, ``[1, 3, h, w]``.
-        size: Of the photo of which it was made; boxes and masks are in its pixels. None: that of the image.
-    """
+    """What a detector itself finds in an image, normalised, not padded, ``[1, 3, h, w]``, in the pixels of a photo of
+    this size, by default the image's."""
     (h, w), padded = image.shape[2:], pad_as(model, image)
     size = size or (h, w)
     shapes = {"img_shape": (h, w), "ori_shape": size, "batch_input_shape": tuple(padded.shape[2:])}
@@ -118,15 +94,8 @@ def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None
 
 
 class Segmentor(Task):
-    """``logits`` ``[B, classes, H, W]``; of queries (EoMT, PMT, Mask2Former) the sums of their masks, weighted by their
-    classes.
-
-    Args:
-        model: Encoder-decoder of mmseg.
-
-    Raises:
-        ConfigError: Images to test are padded to one size.
-    """
+    """``logits`` ``[B, classes, H, W]`` of an encoder-decoder of mmseg; of queries (EoMT, PMT, Mask2Former) the sums of
+    their masks, weighted by their classes."""
 
     finds = True
 
@@ -156,11 +125,7 @@ class Segmentor(Task):
 class MaskTransformer(Task):
     """What a Mask2Former, an EoMT or a PMT predicts: logits of classes ``[B, Q, classes + 1]`` and of masks
     ``[B, Q, h, w]``, which cover the image, padded to the config's `pad_size_divisor`. `vitdense.runtime.Program` goes
-    on.
-
-    Args:
-        model: Of mmdet.
-    """
+    on."""
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         classes, masks = self.model.panoptic_head(self.model.extract_feat(pad_as(self.model, image)), None)
@@ -168,15 +133,7 @@ class MaskTransformer(Task):
 
 
 def task_of(model: nn.Module, maps: bool = False) -> Task:
-    """The task of a model of mmdet or mmseg.
-
-    Args:
-        model: The model, in eval mode.
-        maps: Of a detector of boxes, its maps instead of its objects.
-
-    Raises:
-        ConfigError: Maps of another model. See also the tasks.
-    """
+    """The task of a model of mmdet or mmseg in eval mode; of a detector of boxes its `maps`, if they are asked for."""
     kind = Segmentor if hasattr(model, "decode_head") else MaskTransformer if isinstance(model, MaskFormer) else None
     if maps and kind:
         raise ConfigError(f"--maps: got {type(model).__name__}, expected a detector of boxes; leave --maps out")

@@ -53,11 +53,7 @@ def encode(encoder: nn.Module, of: Tokens) -> Tensor:
 
 
 class FixedDeformableAttention(nn.Module):
-    """mmcv's `MultiScaleDeformableAttention` that takes its levels' sizes as numbers.
-
-    Args:
-        attention: mmcv's module, with the batch first.
-    """
+    """mmcv's `MultiScaleDeformableAttention`, with the batch first, that takes its levels' sizes as numbers."""
 
     def __init__(self, attention: MultiScaleDeformableAttention) -> None:
         super().__init__()
@@ -97,11 +93,7 @@ class FixedDeformableAttention(nn.Module):
 
 
 class FixedPixelDecoder(nn.Module):
-    """mmdet's `MSDeformAttnPixelDecoder` (Mask2Former, Cheng et al., CVPR 2022) without sizes in tensors.
-
-    Args:
-        decoder: mmdet's.
-    """
+    """mmdet's `MSDeformAttnPixelDecoder` (Mask2Former, Cheng et al., CVPR 2022) without sizes in tensors."""
 
     def __init__(self, decoder: MSDeformAttnPixelDecoder) -> None:
         super().__init__()

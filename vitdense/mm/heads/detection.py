@@ -26,7 +26,7 @@ class ClampedFocalLoss(FocalLoss):
         avg_factor: Tensor | float | None = None,
         reduction_override: str | None = None,
     ) -> Tensor:
-        """As mmdet's: logits ``[N, classes]``, labels ``[N]``; `avg_factor` is the number of positives."""
+        """Logits ``[N, classes]`` and labels ``[N]``; `avg_factor` is the number of positives."""
         if avg_factor is not None:
             avg_factor = torch.as_tensor(avg_factor, device=pred.device).clamp(min=1)
         return super().forward(pred, target, weight, avg_factor, reduction_override)

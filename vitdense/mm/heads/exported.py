@@ -12,11 +12,7 @@ from vitdense.runtime import Program
 
 
 def open_program(path: str | Path) -> Program:
-    """An exported file.
-
-    Raises:
-        ConfigError: It is none, see `Program`.
-    """
+    """An exported file; a ConfigError where `Program` has a ValueError."""
     try:
         return Program(path)
     except ValueError as error:
@@ -25,13 +21,10 @@ def open_program(path: str | Path) -> Program:
 
 @MODELS.register_module()
 class ExportedModel(BaseModel):
-    """A file of ``vitdense export --to onnx``, run by `vitdense.runtime.Program`.
+    """A file of ``vitdense export --to onnx``, run by `vitdense.runtime.Program`; not of a panoptic model.
 
     Args:
         path: The file.
-
-    Raises:
-        ConfigError: See `open_program`; or the model is panoptic.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -41,15 +34,11 @@ class ExportedModel(BaseModel):
             raise ConfigError(f"{path}: got a panoptic model, expected a detector or a segmentor")
 
     def forward(self, *args: object, **kwargs: object) -> None:
-        """There is none: `test_step` is all that a file has."""
-        raise NotImplementedError
+        raise NotImplementedError  # `test_step` is all that a file has
 
     def test_step(self, data: dict) -> list[BaseDataElement]:
-        """Predictions of a batch, in the size of the file; masks as `Codes`.
-
-        Args:
-            data: ``inputs``, images ``[3, H, W]`` BGR as they were loaded, and their ``data_samples``.
-        """
+        """Predictions of a batch: ``inputs``, images ``[3, H, W]`` BGR as they were loaded, and their ``data_samples``.
+        They are in the size of the file; masks as `Codes`."""
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
             found = self.program(pixels.permute(1, 2, 0).flip(2).contiguous().numpy(), score_thr=0.0)
             if found.semantic is not None:

@@ -19,14 +19,8 @@ from vitdense.runtime import Output
 
 
 class Codes(list):
-    """Masks of an image as a list of COCO's RLE, ``{"size": [H, W], "counts": bytes}``, or None for no mask.
-
-    They become an array ``[N, H, W]`` where one is asked for, as by mm's visualizers.
-
-    Args:
-        codes: One of each object.
-        size: Height and width of the image in pixels.
-    """
+    """Masks of an image `size` (H, W) as a list of COCO's RLE, ``{"size": [H, W], "counts": bytes}``, or None for no
+    mask. They become an array ``[N, H, W]`` where one is asked for, as by mm's visualizers."""
 
     def __init__(self, codes: Iterable[dict | None], size: Sequence[int]) -> None:
         super().__init__(codes)
@@ -49,16 +43,14 @@ class Codes(list):
         return masks
 
     def astype(self, dtype: Any) -> np.ndarray:
-        """As of an array."""
         return self.__array__(dtype)
 
 
 class _RLEMasks:
-    """A mask head of mmdet whose results have ``masks`` as `Codes`.
+    """A mask head of mmdet whose results have ``masks`` as `Codes`, None below the score ``mask_score_thr`` in the
+    `metainfo` of the image (default 0).
 
     mmdet pastes the masks of all detections into ``[N, H, W]``: 10 GB for 100 of a photo of 100 million pixels.
-
-    ``mask_score_thr`` in the `metainfo` of an image (default 0): detections of a lower score have the mask None.
     """
 
     def predict_by_feat(

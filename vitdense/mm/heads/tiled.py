@@ -24,13 +24,10 @@ class TiledDetector(BaseTTAModel):
     """A detector that predicts in tiles of an image, and merges what they have; see `vitdense.results.tiles`.
 
     Args:
-        module: The detector or its config.
+        module: The detector, not panoptic, or its config.
         side: Side of a tile, in pixels of the image.
         overlap: Overlap of neighbouring tiles, as a share of `side`.
         pipeline: Steps that every tile goes through, as an image of its own; see `split_pipeline`.
-
-    Raises:
-        OptionError: See `vitdense.results.tiles.cut`; or the model is panoptic.
     """
 
     def __init__(self, module: dict | nn.Module, side: int, overlap: float, pipeline: Sequence[dict]) -> None:
@@ -48,11 +45,8 @@ class TiledDetector(BaseTTAModel):
 
     @torch.no_grad()
     def test_step(self, data: dict) -> SampleList:
-        """Detections of a batch, in the size of the file; masks as `Codes`.
-
-        Args:
-            data: ``inputs``, images ``[3, H, W]`` as they were loaded, and their ``data_samples``.
-        """
+        """Detections of a batch: ``inputs``, images ``[3, H, W]`` as they were loaded, and their ``data_samples``. They
+        are in the size of the file; masks as `Codes`."""
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
             image = pixels.permute(1, 2, 0).contiguous().numpy()  # [H, W, 3]
             find = partial(self._find, sample.get("mask_score_thr", 0.0))
@@ -69,5 +63,4 @@ class TiledDetector(BaseTTAModel):
         return [Result(**fields_of(sample.pred_instances)) for sample in samples]
 
     def merge_preds(self, data_samples_list: SampleList) -> SampleList:
-        """Tiles are merged by `vitdense.results.tiles.detect`, which knows where they lie."""
-        raise NotImplementedError
+        raise NotImplementedError  # `vitdense.results.tiles.detect` merges, which knows where they lie

@@ -88,11 +88,7 @@ class MaskTransformerHead(Mask2FormerHead):
         self.loss_dice = DiceLoss(naive_dice=True, eps=1.0, loss_weight=DICE)
 
     def init_weights(self) -> None:
-        """As the constructor made them, or of the file of `init_cfg`, exactly; see `load_pretrained`.
-
-        Raises:
-            CheckpointMismatchError: The file is not, key by key, one of this head.
-        """
+        """As the constructor made them, or of the file of `init_cfg`, exactly; see `load_pretrained`."""
         if self.init_cfg and not self.is_init:
             options = {key: value for key, value in self.init_cfg.items() if key != "type"}
             with naming_option("init_cfg.checkpoint of the head"):
@@ -103,8 +99,8 @@ class MaskTransformerHead(Mask2FormerHead):
     def forward(
         self, x: Sequence[Tokens | Joint], batch_data_samples: Sequence | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of the trunk to class logits ``[B, Q, classes + 1]`` and mask logits ``[B, Q, H/4, W/4]``, of every
-        prediction."""
+        """Outputs of the trunk to class logits ``[B, Q, classes + 1]`` and mask logits ``[B, Q, H/4, W/4]``, a list of
+        each prediction's."""
         found = self.predict_all(x, self.mask_probabilities if self.training else None)
         return [one.classes for one in found], [one.masks for one in found]
 
@@ -127,7 +123,6 @@ class EoMTHead(MaskTransformerHead):
     family = "eomt"
 
     def predict_all(self, x: Sequence[Joint], probabilities: Tensor | None) -> list[Prediction]:
-        """All predictions; see `decode`."""
         of_map, prefix, join, norm = x[-1]
         size = (of_map.shape[2], of_map.shape[3])
         tokens = self.predictor.with_queries(torch.cat([prefix, of_map.flatten(2).mT], dim=1))  # [B, Q + E + h*w, C]
@@ -139,11 +134,7 @@ class EoMTHead(MaskTransformerHead):
 
 
 class Lateral(nn.Module):
-    """A tap of a frozen trunk: batch norm over all tokens, a residual MLP of half the channels, a factor per channel.
-
-    Args:
-        dim: Channels.
-    """
+    """A tap of a frozen trunk: batch norm over all tokens, a residual MLP of half the channels, a factor a channel."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -192,7 +183,6 @@ class PMTHead(MaskTransformerHead):
         self.blocks.apply(init_transformer)
 
     def predict_all(self, x: Sequence[Tokens], probabilities: Tensor | None) -> list[Prediction]:
-        """All predictions; see `decode`."""
         of_map = x[0].map
         size = (of_map.shape[2], of_map.shape[3])
         taps = [torch.cat([prefix, maps.flatten(2).mT], dim=1) for maps, prefix in x]  # [B, E + h*w, C]

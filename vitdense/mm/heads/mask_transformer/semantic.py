@@ -9,13 +9,7 @@ from vitdense.mm.registry import MODELS
 
 
 class _Semantic(Mask2FormerHead):
-    """What mmseg asks of a head: a mask per class of the image as target, logits per pixel as result.
-
-    Args:
-        num_classes: Classes of the label maps.
-        ignore_index: Label of pixels that no mask has.
-        **options: Options of the head for mmdet.
-    """
+    """What mmseg asks of a head: a mask per class of the image as target, logits per pixel as result."""
 
     def __init__(self, num_classes: int, ignore_index: int = 255, **options: Any) -> None:
         # mmseg's own would make a second classifier.
@@ -25,9 +19,9 @@ class _Semantic(Mask2FormerHead):
 
 @MODELS.register_module()
 class EoMTSegHead(_Semantic, EoMTHead):
-    """`EoMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and the ones of `EoMTHead`."""
+    """`EoMTHead` for mmseg. Arguments: `num_classes`, `ignore_index`, the label of no mask, and those of `EoMTHead`."""
 
 
 @MODELS.register_module()
 class PMTSegHead(_Semantic, PMTHead):
-    """`PMTHead` for mmseg's `EncoderDecoder`. Arguments: `num_classes`, `ignore_index`, and the ones of `PMTHead`."""
+    """`PMTHead` for mmseg. Arguments: `num_classes`, `ignore_index`, the label of no mask, and those of `PMTHead`."""

@@ -22,15 +22,10 @@ MARGIN = 0.01  # boxes whose numbers are not between it and 1 minus it are not p
 
 
 class Boxes(NamedTuple):
-    """What Q queries predict.
+    """What Q queries predict."""
 
-    Attributes:
-        logits: Class logits, ``[..., Q, C]``.
-        boxes: ``[..., Q, 4]``.
-    """
-
-    logits: Tensor
-    boxes: Tensor
+    logits: Tensor  # of classes, [..., Q, C]
+    boxes: Tensor  # [..., Q, 4]
 
 
 def moved(boxes: Tensor, deltas: Tensor) -> Tensor:
@@ -58,12 +53,7 @@ def proposals(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Selection(nn.Module):
-    """The first stage: of all positions of a map, the ones with the highest class logits.
-
-    Args:
-        dim: Channels.
-        num_classes: C.
-    """
+    """The first stage: of all positions of a map, the ones with the highest class logits."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -85,13 +75,8 @@ class Selection(nn.Module):
 
 
 class BoxAttention(nn.Module):
-    """Deformable attention (Zhu et al., ICLR 2021) of one map, at points that are scaled by the box of a query.
-
-    Args:
-        dim: Channels.
-        num_heads: Heads.
-        num_points: Sampled points of a head.
-    """
+    """Deformable attention (Zhu et al., ICLR 2021) of one map, at points of each head that are scaled by the box of a
+    query."""
 
     def __init__(self, dim: int, num_heads: int, num_points: int) -> None:
         super().__init__()
@@ -147,14 +132,8 @@ class GroupAttention(nn.Module):
 
 
 class DecoderLayer(GroupAttention):
-    """Self-attention inside of a group, deformable attention, MLP, each with a norm after it.
-
-    Args:
-        dim: Channels.
-        num_heads: Heads of self-attention and of deformable attention.
-        num_points: See `BoxAttention`.
-        ffn_dims: Hidden channels of the MLP.
-    """
+    """Self-attention inside of a group, deformable attention, MLP with `ffn_dims` hidden channels, each with a norm
+    after it; `num_heads` are the heads of self-attention and of deformable attention."""
 
     def __init__(self, dim: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
         super().__init__(dim, num_heads[0])
@@ -172,16 +151,7 @@ class DecoderLayer(GroupAttention):
 
 
 class Decoder(nn.Module):
-    """Decoder layers on fixed boxes.
-
-    Args:
-        dim: Channels.
-        num_layers: Layers.
-        num_heads, num_points, ffn_dims: See `DecoderLayer`.
-
-    Raises:
-        ValueError: Channels that the heads, or the four numbers of a box, do not divide.
-    """
+    """Decoder layers on fixed boxes; see `DecoderLayer`."""
 
     Layer = DecoderLayer
 

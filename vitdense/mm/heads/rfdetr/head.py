@@ -23,25 +23,15 @@ AT_ONCE = 32  # masks that are enlarged to the image together
 
 
 class Start(NamedTuple):
-    """What the decoder begins with.
+    """What the decoder begins with."""
 
-    Attributes:
-        memory: Positions of the map, ``[B, N, C]``.
-        size: Height and width of the map.
-        rows: That were selected, ``[B, G*Q, C]``.
-        first: What they predict.
-        queries: ``[B, G*Q, C]``.
-        boxes: Boxes of the queries, ``[B, G*Q, 4]``.
-        groups: G in training, else 1.
-    """
-
-    memory: Tensor
-    size: tuple[int, int]
-    rows: Tensor
-    first: Boxes
-    queries: Tensor
-    boxes: Tensor
-    groups: int
+    memory: Tensor  # positions of the map, [B, N, C]
+    size: tuple[int, int]  # height and width of the map
+    rows: Tensor  # that were selected, [B, G*Q, C]
+    first: Boxes  # what they predict
+    queries: Tensor  # [B, G*Q, C]
+    boxes: Tensor  # of the queries, [B, G*Q, 4]
+    groups: int  # G in training, else 1
 
 
 @MODELS.register_module()
@@ -65,9 +55,6 @@ class RFDETRHead(BaseModule):
         train_cfg: mmdet passes it on; not used.
         test_cfg: ``max_per_img``: pairs of a query and a class that are kept, Q when absent, all where fewer.
         init_cfg: Not used: a detector is loaded as a whole.
-
-    Raises:
-        ValueError: Heads that do not divide the channels, or no results.
     """
 
     family = "rfdetr"
@@ -159,13 +146,8 @@ class RFDETRHead(BaseModule):
         return Truth(instances.labels, boxes, masks)
 
     def predict(self, x: Sequence[Tensor], batch_data_samples: Sequence, rescale: bool = False) -> list[InstanceData]:
-        """Maps to the best pairs of a query and a class of every image, with masks of its pixels if there is a branch.
-
-        Args:
-            x: As `forward` gets it.
-            batch_data_samples: mmdet's; their metainfo.
-            rescale: To the original image.
-        """
+        """Maps to the best pairs of a query and a class of every image, with masks of its pixels if there is a branch;
+        `rescale`: in the original image."""
         (layer,), (h, w) = self(x), self.extent(x)
         scores, labels, queries = self.best(layer)
         boxes = bbox_cxcywh_to_xyxy(layer.boxes) * layer.boxes.new_tensor([w, h, w, h])  # [B, Q, 4]

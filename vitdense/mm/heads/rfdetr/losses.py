@@ -23,35 +23,21 @@ TINY = 1e-12  # of an area
 
 
 class Layer(NamedTuple):
-    """Predictions of G*Q queries.
+    """Predictions of G*Q queries."""
 
-    Attributes:
-        logits: ``[B, G*Q, C]``.
-        boxes: ``[B, G*Q, 4]``.
-        masks: None for a detector of boxes.
-        more: What a subclass of the head predicts too, ``[B, G*Q, ...]``; else None.
-    """
-
-    logits: Tensor
-    boxes: Tensor
-    masks: Masks | None = None
-    more: Tensor | None = None
+    logits: Tensor  # [B, G*Q, C]
+    boxes: Tensor  # [B, G*Q, 4]
+    masks: Masks | None = None  # None for a detector of boxes
+    more: Tensor | None = None  # what a subclass of the head predicts too, [B, G*Q, ...]
 
 
 class Truth(NamedTuple):
-    """Objects of an image.
+    """Objects of an image."""
 
-    Attributes:
-        labels: ``[T]``.
-        boxes: ``[T, 4]``.
-        masks: Bool ``[T, H, W]``, of the pixels of the whole map; None for none.
-        more: What a subclass of the head is taught too, ``[T, ...]``; else None.
-    """
-
-    labels: Tensor
-    boxes: Tensor
-    masks: Tensor | None = None
-    more: Tensor | None = None
+    labels: Tensor  # [T]
+    boxes: Tensor  # [T, 4]
+    masks: Tensor | None = None  # bool [T, H, W], of the pixels of the whole map
+    more: Tensor | None = None  # what a subclass of the head is taught too, [T, ...]
 
 
 def overlaps(a: Tensor, b: Tensor, mode: str, is_aligned: bool) -> Tensor:
@@ -87,7 +73,7 @@ def mask_costs(masks: Masks, truths: Sequence[Truth]) -> list[Tensor]:
     return costs
 
 
-def more_costs(found: Tensor, truth: "Truth", weights: Mapping[str, float], terms: "Terms") -> Tensor:
+def more_costs(found: Tensor, truth: Truth, weights: Mapping[str, float], terms: "Terms") -> Tensor:
     """Costs of every query of an image, ``[G*Q, ...]``, for every object, ``[G*Q, T]``."""
     values = terms(found[:, None], truth.more, truth.boxes[:, 2:].prod(-1))
     return sum(weights[name] * value for name, value in values.items())
@@ -130,13 +116,8 @@ def match(
 
 
 def class_loss(logits: Tensor, index: tuple[Tensor, ...], quality: Tensor) -> Tensor:
-    """IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR), its sum.
-
-    Args:
-        logits: ``[B, G*Q, C]``.
-        index: Image, query and label of every pair, ``[n]`` each.
-        quality: IoU of its boxes, ``[n]``.
-    """
+    """IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR), its sum: of logits ``[B, G*Q, C]``; image,
+    query and label of every pair, ``[n]`` each; and the IoU of its boxes, ``[n]``."""
     probability = logits.sigmoid()
     target = (probability[index] ** FOCAL * quality ** (1 - FOCAL)).clamp(min=LEAST).detach()  # [n]
     positive = torch.zeros_like(logits).index_put(index, target)
@@ -170,7 +151,7 @@ def losses(
         truths: Objects of every image.
         groups: G.
         weights: Weights of the losses.
-        terms: Losses of what a subclass of the head predicts too; None for none.
+        terms: Losses of what a subclass of the head predicts too.
 
     Returns:
         ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``, and `terms`, of the last

@@ -21,8 +21,7 @@ class ConvNorm(nn.Module):
         self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False)
         self.norm = NORMS[norm](out_channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[B, C, h, w]`` to ``[B, out_channels, h, w]``."""
+    def forward(self, x: Tensor) -> Tensor:  # [B, C, h, w]
         return F.silu(self.norm(self.conv(x)))
 
 
@@ -32,15 +31,9 @@ class C2fProjector(nn.Module):
 
     Args:
         in_channels: Channels of the maps.
-        out_channels: Channels of the result.
+        out_channels: Channels of the result; the attribute is a tuple, as a backbone's.
         num_blocks: Pairs of 3x3 convolutions, on half of the channels.
         norm: After convolutions: ``'layer'``, over channels, as RF-DETR; ``'batch'``, as LW-DETR.
-
-    Raises:
-        ValueError: An unknown norm.
-
-    Attributes:
-        out_channels: Channels of every map, as a backbone says them.
     """
 
     family = "rfdetr_projector"
