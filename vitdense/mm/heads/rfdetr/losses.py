@@ -116,8 +116,8 @@ def match(
 
 
 def class_loss(logits: Tensor, index: tuple[Tensor, ...], quality: Tensor) -> Tensor:
-    """IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR), its sum: of logits ``[B, G*Q, C]``; image,
-    query and label of every pair, ``[n]`` each; and the IoU of its boxes, ``[n]``."""
+    """The sum of IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR) of logits ``[B, G*Q, C]``:
+    image, query and label of every pair, ``[n]`` each, and the IoU of its boxes, ``[n]``."""
     probability = logits.sigmoid()
     target = (probability[index] ** FOCAL * quality ** (1 - FOCAL)).clamp(min=LEAST).detach()  # [n]
     positive = torch.zeros_like(logits).index_put(index, target)
