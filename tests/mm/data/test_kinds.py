@@ -633,12 +633,6 @@ def many(number):
     return ",".join(f"c{i}" for i in range(number))
 
 
-def turned_map(turned):
-    exif = Image.Exif()
-    exif[0x0112] = turned
-    return encoded(Maps.labels(), "PNG", exif=exif)
-
-
 def with_palette(data):
     for name in list(data.maps):
         data.files[name] = encoded(palette(data.maps.pop(name)))
@@ -705,7 +699,6 @@ MAPS = {
     "a map of text": (map_file(b"no image"), REFUSED, "cannot be read"),
     "a map of no byte": (map_file(b""), REFUSED, "cannot be read"),
     "a map that is cut": (map_file(encoded(Maps.labels())[:-30]), REFUSED, "0.png"),
-    "a map turned by EXIF": (map_file(turned_map(3)), REFUSED, "EXIF"),
     "an image that cannot be read": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
     "the photos as maps": (map_file(photo(3, form="PNG")), REFUSED, "one channel"),
     "names in Latin-1": (names_file("k\u00e4t\ndog\nsky\n".encode("latin-1")), REFUSED, "names.txt"),

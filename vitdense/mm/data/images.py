@@ -1,13 +1,14 @@
 """Images: the reader of all pixels, whatever they come as, and the files of a data set, their modes and sizes."""
 
 import io
+import math
 import os
 import statistics
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,10 +26,8 @@ from vitdense.mm.errors import ConfigError
 
 THREADS = 8  # at most, that decode images
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
-# Pillow's modes of 16 bits, and those of more than 8; those whose pixels are a file's, however it is decoded.
-OF_16_BITS = ("I;16", "I;16B", "I;16L")
-DEEP_MODES = ("I", *OF_16_BITS)
-OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")
+OF_16_BITS = ("I;16", "I;16B", "I;16L")  # modes of Pillow
+OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")  # whose pixels are a file's, however it is decoded
 ENDS = 4096  # bytes at the start and at the end of a file, by which copies are sought first
 # First and last bytes of complete files.
 MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
@@ -55,7 +54,7 @@ class ImageFile(NamedTuple):
     error: str = ""
 
 
-def by(size: tuple[int, int]) -> str:
+def by(size: Sequence[int]) -> str:
     """Width and height as in messages: 640x480."""
     return f"{size[0]}x{size[1]}"
 
@@ -67,11 +66,9 @@ def keeps_orientation(dataset: Mapping) -> bool:
 
 @contextmanager
 def header(file: str | Path | bytes) -> Iterator[Image.Image]:
-    """An image file as Pillow sees it without its pixels, of any size: `Image.open` refuses more than 179 million
-    pixels, which OpenCV reads.
+    """An image file, by its path or its content, as Pillow sees it without its pixels.
 
-    Args:
-        file: Its path, or its content.
+    `Image.open` refuses more than 179 million pixels, which OpenCV reads.
 
     Raises:
         OSError: It does not exist, or is no image.
@@ -81,15 +78,12 @@ def header(file: str | Path | bytes) -> Iterator[Image.Image]:
     with io.BytesIO(file) if isinstance(file, bytes) else open(file, "rb") as stream:
         start, found = stream.read(16), None
         for factory, accept in (Image.OPEN[name] for name in Image.ID):
-            try:
+            with suppress(SyntaxError, IndexError, TypeError, struct.error):  # as in `Image.open`
                 is_one = accept(start) if accept else True
-                if not is_one or isinstance(is_one, str):  # a text says what is missing to read it
-                    continue
-                stream.seek(0)
-                found = factory(stream, "")
-                break
-            except (SyntaxError, IndexError, TypeError, struct.error):  # as in `Image.open`
-                continue
+                if is_one and not isinstance(is_one, str):  # a text says what is missing to read it
+                    stream.seek(0)
+                    found = factory(stream, "")
+                    break
         if found is None:
             raise UnidentifiedImageError("cannot identify the format of the image")
         yield found
@@ -104,12 +98,6 @@ def header_size(path: str, stored: bool) -> tuple[int, int] | None:
         return None
 
 
-def is_turned(path: str) -> bool:
-    """Whether an image that can be read has an EXIF orientation."""
-    with header(path) as image:
-        return _orientation(image) != 1
-
-
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8. Of a TIFF file 1: Pillow and OpenCV turn it themselves."""
     try:
@@ -120,14 +108,10 @@ def _orientation(image: Image.Image) -> int:
 
 
 def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
-    """The pixels of an image file, as mmcv's loader has them: by OpenCV, BGR ``[H, W, 3]`` uint8.
+    """The pixels of an image file, by the arguments of mmcv's loader: BGR ``[H, W, 3]`` uint8.
 
     The orientation of WebP and AVIF, which OpenCV does not apply, is Pillow's: so pixels are as `header_size` says,
     and photos lie as people see and annotate them, whatever the format.
-
-    Args:
-        content: Of the file.
-        color_type, backend: See mmcv's `LoadImageFromFile`.
 
     Raises:
         ValueError, cv2.error: It is no image, or it is truncated, which OpenCV before 4.12 fills with grey.
@@ -148,7 +132,7 @@ def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> n
 
 
 def _of_pillow(image: Image.Image, stored: bool) -> np.ndarray:
-    """Pixels as in the file, whatever Pillow's mode: [H, W, 3] uint8 RGB."""
+    """Pixels as in the file, [H, W, 3] uint8 RGB."""
     image = image if stored else ImageOps.exif_transpose(image)
     if image.mode in OF_16_BITS:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # as OpenCV
@@ -164,8 +148,7 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
 
     Args:
         image: See `vitdense.mm.predictor.Predictor`.
-        color_type: Of mmcv's `LoadImageFromFile`: ``color``, or ``color_ignore_orientation``.
-        backend: Of the same, for files.
+        color_type, backend: See `decode`, for files; ``color_ignore_orientation`` also for Pillow's images.
 
     Raises:
         ConfigError: A file does not exist, or cannot be read; or the image has no pixel, or is none of `Images`.
@@ -187,22 +170,15 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
         image = image.cpu().permute(1, 2, 0).contiguous().numpy() if image.ndim == 3 else image.cpu().numpy()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-        raise ConfigError(
-            f"image: got {got}, expected a path, the bytes of a file, an image of Pillow, or uint8 RGB as an array "
-            f"[H, W, 3] or a tensor [3, H, W]"
-        )
+        expected = "a path, bytes of a file, an image of Pillow, or uint8 RGB: array [H, W, 3] or tensor [3, H, W]"
+        raise ConfigError(f"image: got {got}, expected {expected}")
     if not image.size:
         raise ConfigError(f"{name}: got {by(image.shape[1::-1])} pixels, expected at least one")
     return image
 
 
 def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path = "") -> Any:
-    """Steps of a test pipeline after the one that loads the image, on its pixels.
-
-    Args:
-        steps: The pipeline.
-        pixels: ``[H, W, 3]`` BGR, as mm loads them.
-        path: Of the file, if there is one.
+    """Steps of a test pipeline after the one that loads the image, on its pixels, ``[H, W, 3]`` BGR; `path`: its file.
 
     Raises:
         ConfigError: A step fails, as a resize that leaves no pixel of an image one pixel high.
@@ -211,11 +187,10 @@ def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path
     try:
         return steps({"img": pixels, "img_shape": size, "ori_shape": size, "img_path": str(path), "img_id": 0})
     except Exception as error:  # OpenCV's, mm's, and those of a user's own steps
-        raise ConfigError(
-            f"{f'image {path}'.strip()} of {by(size[::-1])} pixels: a step of the test pipeline fails "
-            f"({type(error).__name__}: {' '.join(str(error).split())}); keep_ratio=True of Resize leaves no pixel of a "
-            f"side that is far shorter than the other"
-        ) from error
+        image, reason = f"image {path}".strip(), f"{type(error).__name__}: {' '.join(str(error).split())}"
+        hint = "keep_ratio=True of Resize leaves no pixel of a side that is far shorter than the other"
+        what = f"{image} of {by(size[::-1])} pixels: a step of the test pipeline fails ({reason}); {hint}"
+        raise ConfigError(what) from error
 
 
 def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:
@@ -226,12 +201,7 @@ def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:
 
 
 def read_image_file(path: str, whole: bool = True) -> ImageFile:
-    """An image file as in training and prediction.
-
-    Args:
-        path: Of the file.
-        whole: Decode it; otherwise read its first bytes, and decode it if its last ones are missing.
-    """
+    """An image file; `whole`: decode it, else read its first bytes, and decode it if its last ones are missing."""
     try:
         content = Path(path).read_bytes() if whole or _may_be_cut(path) else None
         if content is not None:
@@ -282,7 +252,7 @@ def examine_images(
         if file.error:
             faults.add("image files cannot be read; repair or remove them", f"{file.path} ({file.error})")
             continue
-        if file.mode in DEEP_MODES:
+        if file.mode in ("I", *OF_16_BITS):
             what = "image files have more than 8 bits per channel, of which mm's loader keeps the upper 8"
             fix = "convert them to 8 bits if their values do not fill the range"
             faults.add(what, file.path, grave=False, fix=fix)
@@ -292,9 +262,8 @@ def examine_images(
         what, fix = "images have another size than annotated", ""
         if annotated == file.stored:
             what = "images are turned by mm's loader by their EXIF orientation, but annotated as they are stored"
-            fix = (
-                "set color_type='color_ignore_orientation' in LoadImageFromFile of every pipeline, or turn annotations"
-            )
+            option = "color_type='color_ignore_orientation' in LoadImageFromFile of every pipeline"
+            fix = f"set {option}, or turn annotations"
         faults.add(what, f"{file.path} ({by(file.loaded)}, annotated as {by(annotated)})", fix=fix)
     return [file for file in found if not file.error], list(faults)
 
@@ -326,8 +295,6 @@ def describe_images(files: Iterable[ImageFile]) -> str:
     if not readable:
         return "none can be read"
     modes = ", ".join(f"{mode} {count}" for mode, count in Counter(file.mode for file in readable).most_common())
-    small, large = (
-        limit((file.loaded for file in readable), key=lambda size: size[0] * size[1]) for limit in (min, max)
-    )
-    median = [round(statistics.median(file.loaded[axis] for file in readable)) for axis in (0, 1)]
-    return f"{modes}; {small[0]}x{small[1]} to {large[0]}x{large[1]}, median {median[0]}x{median[1]}"
+    sizes = sorted((file.loaded for file in readable), key=math.prod)
+    median = [round(statistics.median(sides)) for sides in zip(*sizes)]
+    return f"{modes}; {by(sizes[0])} to {by(sizes[-1])}, median {by(median)}"

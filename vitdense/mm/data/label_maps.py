@@ -13,7 +13,7 @@ from mmengine.registry import DATASETS
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import by, evenly_spaced, header_size, is_turned
+from vitdense.mm.data.images import by, evenly_spaced, header_size
 from vitdense.mm.errors import ConfigError
 
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
@@ -52,7 +52,7 @@ class LabelMaps:
 
 
 def build_dataset(where: str, dataset: dict) -> BaseDataset:
-    """Build an mmseg data set without its pipeline: a list of files.
+    """Build an mmseg data set without its pipeline.
 
     Raises:
         ConfigError: There are no images, or mmseg refuses the classes.
@@ -75,9 +75,9 @@ def read_label_maps(
     Args:
         built: From `build_dataset`.
         samples: What it says of each image.
-        backend: Decoder of the step of the pipeline that loads label maps.
-        number: How many files to read, evenly spaced; very rare values are missed. None: all.
-        stored: Images keep their size in the file, and are not turned by their EXIF orientation.
+        backend: Decoder of label maps.
+        number: How many files to read, evenly spaced; None: all.
+        stored: Images are loaded as stored, not turned by their EXIF orientation.
     """
     maps, faults = LabelMaps(len(built), names=tuple(built.metainfo.get("classes") or ())), Faults()
     maps.reduced, maps.label_map = samples[0]["reduce_zero_label"], samples[0].get("label_map") or {}
@@ -100,13 +100,11 @@ def read_label_maps(
             faults.add(f"label maps cannot be read ({type(error).__name__}: {error})", path)
             continue
         if labels.ndim != 2 or labels.dtype.kind == "f":
-            got = f"got {labels.dtype} of shape {labels.shape}, expected one channel of class indices"
-            faults.add(f"label maps: {got}; convert colours to indices, or keep one of equal channels", path)
+            got, fix = f"got {labels.dtype} {labels.shape}", "convert colours to indices, or keep one of equal channels"
+            faults.add(f"label maps: {got}, expected one channel of class indices", path, fix=fix)
             continue
         if path.lower().endswith((".jpg", ".jpeg")):
             faults.add("label maps are JPEG, whose compression changes values; save them as PNG", path, grave=False)
-        if is_turned(path):
-            faults.add("label maps have an EXIF orientation, which mmseg does not apply; save them turned", path)
         size = header_size(sample["img_path"], stored)
         if size not in (None, labels.shape[::-1]):  # as transposed ones: mmseg would train on them
             sizes = f"{by(labels.shape[::-1])}, the image {by(size)}"

@@ -56,29 +56,25 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
     """
     content = coco.read_json(file, KEYS)
     annotations = content["annotations"]
-    segments = [
-        segment if not isinstance(segment, dict) else {**segment, "image_id": item["image_id"]}
-        for item in annotations
-        for segment in item["segments_info"]
-    ]
-    coco.check_keys(file, "segments", segments, OF_SEGMENT)
+    for item in annotations:
+        coco.check_keys(file, "segments", item["segments_info"], OF_SEGMENT)
+    segments = [{**one, "image_id": item["image_id"]} for item in annotations for one in item["segments_info"]]
     names = {category["id"]: category["name"] for category in content["categories"]}
     stuff = {category["id"] for category in content["categories"] if not category["isthing"]}
     faults, image_of = coco.common_faults(content), {image["id"]: image for image in content["images"]}
     for item in annotations:
         in_image = Counter(segment["category_id"] for segment in item["segments_info"])
-        for segment in item["segments_info"]:
-            if segment["category_id"] not in names:
-                faults.add(
-                    "segments have a category that is not in the file", f"{segment['id']} of {item['file_name']}"
-                )
-            if coco.has_strange_flag(segment):
-                faults.add(f"{coco.FLAGS} in segments", f"{segment['id']} of {item['file_name']}")
-            if len(segment["bbox"]) != 4 or not all(type(v) in NUMBER for v in segment["bbox"]):
-                faults.add("boxes of segments are not four numbers", f"{segment['id']} of {item['file_name']}")
         ids = Counter(segment["id"] for segment in item["segments_info"])
-        twice = [f"{key} of {item['file_name']}" for key, count in ids.items() if count > 1]
-        faults.add("segments of an image have the same id, twice", *twice)
+        for segment in item["segments_info"]:
+            name = f"{segment['id']} of {item['file_name']}"
+            if segment["category_id"] not in names:
+                faults.add("segments have a category that is not in the file", name)
+            if coco.has_strange_flag(segment):
+                faults.add(f"{coco.FLAGS} in segments", name)
+            if not coco.has_box(segment):
+                faults.add("boxes of segments are not four numbers", name)
+            if ids[segment["id"]] > 1:
+                faults.add("segments of an image have the same id, twice", name)
         if any(count > 1 for label, count in in_image.items() if label in stuff):
             faults.add("images have a class of stuff in several segments, which are one", item["file_name"])
     of_image = Counter(item["image_id"] for item in annotations)
