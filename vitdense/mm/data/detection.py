@@ -48,7 +48,6 @@ class ByName:
         self.index(without_doubles(content) if drop_doubles else content)
 
     def index(self, content: Mapping) -> None:
-        """Take the content of a file."""
         self.dataset = content
         with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
             self.createIndex()
@@ -72,12 +71,10 @@ class NamedPanoptic(ByName, COCOPanoptic):
 class Kept:
     """Mixin for a data set: the rows of a large file are kept on the disk, which later starts and other processes map.
 
-    They are of the file as it was, of the same options and versions, and of our own classes, as those of others may
-    read more. The files that were not used for the longest time make room for new ones.
+    They are of the file as it was, of the same options and versions, and of our own classes, as others may read more.
     """
 
     def full_init(self) -> None:
-        """As mmdet's."""
         if self._fully_initialized:
             return
         if (file := self._kept_file()) is None:
@@ -95,9 +92,7 @@ class Kept:
     def _kept_file(self) -> Path | None:
         path, is_ours = Path(self.ann_file), type(self).__module__.startswith("vitdense.")
         is_plain = self.serialize_data and not (self.backend_args or self.proposal_file)
-        if not (is_ours and is_plain and path.is_file()):
-            return None
-        if path.stat().st_size < KEPT:
+        if not (is_ours and is_plain and path.is_file()) or path.stat().st_size < KEPT:
             return None
         options = sorted((key, value) for key, value in vars(self).items() if key not in NOT_OF_ROWS)
         return cache_file("rows", mmdet.__version__, type(self).__name__, path.absolute(), options)
@@ -122,16 +117,14 @@ class Kept:
         return True
 
     def load_data_list(self) -> list[dict]:
-        """As mmdet's. A training is the last to read its file; a validation is not: its metric follows."""
         found = super().load_data_list()
-        if not self.test_mode:
+        if not self.test_mode:  # it is the last to read its file; after a validation its metric reads it
             forget()
         return found
 
     def filter_data(self) -> list[dict]:
-        """As mmdet's, the last to read the images of every class."""
         found = super().filter_data()
-        del self.cat_img_map
+        del self.cat_img_map  # of which this is the only reader
         return found
 
 
@@ -153,7 +146,7 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
         super().__init__(*args, **options)
 
     def parse_data_info(self, raw_data_info: dict) -> dict:
-        """As mmdet's; ids of images tell metrics where the truth is."""
+        """One image; its id tells metrics where the truth is."""
         info = super().parse_data_info(raw_data_info)
         if not self.backend_args and isinstance(info["img_id"], int):
             info["img_id"] = ImageId(info["img_id"], Source(self.ann_file, self.drop_doubles))
@@ -182,7 +175,6 @@ class PanopticDataset(Kept, mmdet.datasets.CocoPanopticDataset):
         super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
 
     def parse_data_info(self, raw_data_info: dict) -> dict:
-        """As mmdet's; the path of the PNG of an image of any suffix."""
         info = super().parse_data_info(raw_data_info)
         if info["seg_map_path"] is not None:
             info["seg_map_path"] = str(Path(info["seg_map_path"]).with_suffix(".png"))
@@ -218,16 +210,12 @@ class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
 
 @TRANSFORMS.register_module()
 class Mosaic(_Mosaic):
-    """mmdet's `Mosaic`, which leaves the masks of its image as they were, with those of all four images.
+    """mmdet's `Mosaic` with the masks of all four images: a step of the pipeline of a `MultiImageMixDataset`.
 
     It also asks for images of the data set alone; mmdet's may ask for the one after the last.
-
-    Args:
-        *args, **kwargs: See mmdet's class. It is a step of the pipeline of a `MultiImageMixDataset`.
     """
 
     def get_indexes(self, dataset: Sequence) -> list[int]:
-        """The three images to mix with one."""
         return [random.randrange(len(dataset)) for _ in range(3)]
 
     def _mosaic_combine(self, loc: str, center: tuple[int, int], size: tuple[int, int]) -> tuple[tuple, tuple]:

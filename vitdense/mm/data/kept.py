@@ -47,13 +47,7 @@ def sweep(folder: Path) -> None:
 
 
 def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) -> None:
-    """Keep tensors.
-
-    Args:
-        path: A file of safetensors.
-        of: What they depend on.
-        tensors: On a CPU.
-        **about: More to keep.
+    """Keep tensors of a CPU in a file of safetensors, with what they are `of`, and more `about` them.
 
     Raises:
         OSError: They cannot be written, as on a full disk; it names the file.

@@ -22,7 +22,7 @@ RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation", "keyp
 
 
 class Found(NamedTuple):
-    """Of an image: height and width, and its detections, in a sixth of the memory of dicts."""
+    """The height and width of an image, and its detections, in a sixth of the memory of dicts."""
 
     size: tuple[int, int]
     number: int
@@ -32,10 +32,9 @@ class Found(NamedTuple):
 class CocoPredictions:
     """Detections in COCO format, with the ids of a data set.
 
-    Category ids: those of the annotation file, matched by name. Without such a file: COCO's ids for COCO's 80 classes.
-    Otherwise: 1 to n in the order of the classes, which is logged.
-
-    Image ids: those of the annotation file, matched by path. Other images get unused ids, which is logged.
+    Category ids are those of the annotation file, by name; without one COCO's for COCO's 80 classes, else 1 to n in the
+    order of the classes, which is logged. Image ids are those of the annotation file, by path; other images get unused
+    ids, which is logged.
 
     Args:
         classes: Names in the order of the model's labels.
@@ -67,16 +66,13 @@ class CocoPredictions:
         coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
         if set(classes) == set(coco_names) - {"__background__", "N/A"}:
             return [coco_names.index(name) for name in classes]
-        reason = (
-            f"{self.ann_file} (ann_file of test_dataloader) is not an annotation file with these classes"
-            if self.ann_file.suffix
-            else "the data set of test_dataloader has no annotation file"
-        )
+        reason = "the data set of test_dataloader has no annotation file"
+        if self.ann_file.suffix:
+            reason = f"{self.ann_file} (ann_file of test_dataloader) is not an annotation file with these classes"
         print_log(f"category ids are numbered from 1 in the order of the classes: {reason}")
         return list(range(1, len(classes) + 1))
 
     def add(self, image: Path, result: Result) -> None:
-        """Add the detections of an image."""
         from pycocotools import mask as rle
 
         rows = result.to_coco(category_ids=self.category_ids)
@@ -118,10 +114,8 @@ class CocoPredictions:
         """Log which images have ids of their own."""
         new = [image.name for image in self.found if _locate(image) not in self.known_images]
         if names := [name.encode(errors="backslashreplace").decode() for name in new]:
-            print_log(
-                f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get ids that it does not "
-                f"use: {join_some(names)}; --format dataset writes the names of all"
-            )
+            what = f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get unused ids"
+            print_log(f"{what}: {join_some(names)}; --format dataset writes the names of all")
 
 
 def as_annotation(one: dict) -> dict:

@@ -41,23 +41,16 @@ MIN_DISTANCE = 0.3  # between the colours of an object and its background; large
 
 
 class Instance(NamedTuple):
-    """An annotated object or, with ``crowd``, a region of many objects.
+    """An annotated object or, with `crowd`, a region of many objects."""
 
-    Attributes:
-        label: Index into `CLASSES`.
-        mask: Visible pixels, bool [H, W].
-        area: Pixels of the whole shape, occluded ones included.
-        crowd: Whether it is a region.
-    """
-
-    label: int
-    mask: np.ndarray
-    area: float
+    label: int  # index into `CLASSES`
+    mask: np.ndarray  # visible pixels, bool [H, W]
+    area: float  # pixels of the whole shape, occluded ones included
     crowd: bool = False
 
     @property
     def visible(self) -> float:
-        """Visible share of the whole shape; rounding to pixels can make it slightly larger than 1."""
+        """Visible share of the whole shape; slightly above 1 by rounding to pixels."""
         return float(self.mask.sum() / self.area)
 
 
@@ -65,8 +58,8 @@ class DrawnOnDemand:
     """Mixin for a data set class of mm (first base class): draws the embedded data set before it is loaded.
 
     Args:
-        draw: Arguments of `draw_dataset` other than ``root``. Data sets that share a ``data_root`` must have the same.
-        *args, **kwargs: Of the data set class; ``data_root`` is required.
+        draw: Arguments of `draw_dataset` other than ``root``, which is ``data_root``.
+        *args, **kwargs: Of the data set class.
     """
 
     drawn_on_demand = True  # read by the checks before training: files may be missing
@@ -77,7 +70,6 @@ class DrawnOnDemand:
         super().__init__(*args, **kwargs)
 
     def full_init(self) -> None:
-        """Draw the data set unless it exists, then load it."""
         from mmengine.logging import print_log  # here, so that `draw_image` works without it
 
         if not Path(self.data_root).exists():
@@ -112,13 +104,13 @@ def draw_dataset(
         image_size: Height and width in pixels.
         seed: Random seed.
         workers: Threads; default one per core, at most 8.
-        draw_into: Writes another data set into a folder, of these arguments as a dict, by so many threads.
+        draw_into: Writes another data set of these options into a folder.
 
     Raises:
         ValueError: An argument is out of range, or ``root`` has other numbers of images; it stays unchanged.
     """
     if min(num_train, num_val) < 1:
-        raise OptionError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 image in each split")
+        raise OptionError(f"num_train, num_val: got {num_train}, {num_val}, expected at least 1 each")
     if len(image_size) != 2 or min(image_size) < MIN_SIZE:
         raise OptionError(f"image_size: got {image_size}, expected (height, width) of at least {MIN_SIZE} pixels")
     root = Path(root)
@@ -135,10 +127,8 @@ def draw_dataset(
                     raise
     for split, number in zip(SPLITS, (num_train, num_val)):
         if (found := len([*root.glob(f"{split}/*.jpg")])) != number:
-            raise OptionError(
-                f"{root}: got {found} images in {split}, expected num_{split}={number}. Choose another data_root, set "
-                f"the arguments it was drawn with, or delete the folder"
-            )
+            fix = "choose another data_root, set the arguments it was drawn with, or delete the folder"
+            raise OptionError(f"{root}: got {found} images in {split}, expected num_{split}={number}; {fix}")
     return root
 
 
@@ -240,7 +230,7 @@ class Scene:
             self._paint(cover, self._jitter(self.canvas.mean((1, 2)), 0.5))
 
     def add_crowd(self) -> None:
-        """Add a cluster of tiny overlapping shapes of one class, annotated as one region."""
+        """Add a cluster of tiny overlapping shapes of one class, one region."""
         rng, label, background = self.rng, int(self.rng.integers(len(CLASSES))), self.canvas.mean((1, 2))
         centre, spread = rng.uniform(0.2, 0.8, 2) * self.size[::-1], rng.uniform(12, 24) * self.scale
         region = np.zeros(self.size, bool)
