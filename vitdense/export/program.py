@@ -28,102 +28,140 @@ MIN_SIDE = 33
 
 
 class _Exportable(nn.Module):
-    """A model whose operators runtimes have, and with `_AnySize` serve all sizes."""
+    """A model of whose operators runtimes have the forms; with `SIZELESS_FORMS` they serve all sizes."""
 
-    def __init__(self, model: nn.Module, forms: type["_Gathers"]) -> None:
+    def __init__(self, model: nn.Module, forms: Mapping[Callable, Callable]) -> None:
         super().__init__()
         self.model, self.forms = model, forms
 
     def forward(self, image: Tensor) -> object:
-        with self.forms():
+        with _Answering(self.forms):
             return self.model(image)
 
 
-BILINEAR = {"mode": "bilinear", "padding_mode": "zeros", "align_corners": False}
+class _Answering(TorchFunctionMode):
+    """Answers calls of functions of torch by their forms; a call that a form does not handle is torch's own."""
 
-
-class _Gathers(TorchFunctionMode):
-    """Replaces `grid_sample` by gathers: see `bilinear`. In half precision, linear layers take what mm computes in
-    float32: positions.
-
-    Padding by less than nothing becomes a slice, which runtimes have faster.
-    """
+    def __init__(self, forms: Mapping[Callable, Callable]) -> None:
+        super().__init__()
+        self.forms = forms
 
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
-        if func is F.grid_sample and kwargs == BILINEAR:
-            return bilinear(*args)
-        if func is F.linear and args[0].dtype != args[1].dtype:
-            args = args[0].to(args[1].dtype), *args[1:]
-        elif func is F.pad and all(type(n) is int and n <= 0 for n in args[1]):
-            return _cropped(*args)
-        return func(*args, **kwargs)
+        answer = self.forms[func](*args, **kwargs) if func in self.forms else NotImplemented
+        return func(*args, **kwargs) if answer is NotImplemented else answer
 
 
-class _AnySize(_Gathers):
-    """Replaces operators by exact forms that ask for no size: some of torch's are exported for one size, or for no
-    batch of one."""
-
-    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
-        kwargs = kwargs or {}
-        if func in (torch.conv2d, torch.conv_transpose2d):  # they ask for the memory format, which sizes decide
-            args = copied(args[0]), *args[1:]
-        elif func is F.adaptive_avg_pool2d:
-            return _adaptive_avg_pool(*args, **kwargs)
-        elif func is F.max_pool2d and args[1] == 1:  # the last level of FPN
-            step = kwargs["stride"]
-            return args[0][..., ::step, ::step]
-        elif func is torch.meshgrid:  # whose views are asked for sizes when they are flattened
-            return tuple(map(copied, func(*args, **kwargs)))
-        elif func is F.scaled_dot_product_attention and kwargs.get("attn_mask") is not None:
-            bias = kwargs["attn_mask"]
-            if type(bias.shape[0]) is int and bias.shape[0] == 1:  # torch 2.14 asks whether there is one image, too
-                kwargs = kwargs | {"attn_mask": bias[0]}
-        elif func is F.multi_head_attention_forward and kwargs.get("key_padding_mask") is None:
-            return _attention(*args, **kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
+# Forms have torch's names of the arguments.
 
 
-def _cropped(x: Tensor, padding: Sequence[int]) -> Tensor:
-    """What `F.pad` returns of numbers that are not positive."""
-    for dim, (before, after) in enumerate(zip(padding[::2], padding[1::2]), 1):
-        x = x.narrow(-dim, -before, x.shape[-dim] + before + after)
-    return x
+def _grid_sample(
+    input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    """By gathers; see `bilinear`."""
+    handled = input.ndim == 4 and (mode, padding_mode) == ("bilinear", "zeros") and not align_corners
+    return bilinear(input, grid) if handled else NotImplemented
 
 
-def _attention(
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """In half precision, also of positions, which mm computes in float32."""
+    return F.linear(input.to(weight.dtype), weight, bias)
+
+
+def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """Padding by less than nothing as a slice, which runtimes have faster."""
+    if mode != "constant" or not all(type(n) is int and n <= 0 for n in pad):
+        return NotImplemented
+    for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2]), 1):
+        input = input.narrow(-dim, -before, input.shape[-dim] + before + after)
+    return input
+
+
+def _conv2d(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """Of a copy, for torch asks for the memory format, which sizes decide."""
+    return torch.conv2d(copied(input), *args, **kwargs)
+
+
+def _conv_transpose2d(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return torch.conv_transpose2d(copied(input), *args, **kwargs)
+
+
+def _max_pool2d(
+    input: Tensor,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor:
+    """The last level of FPN."""
+    handled = kernel_size == 1 and type(stride) is int and not (padding or ceil_mode or return_indices)
+    return input[..., ::stride, ::stride] if handled else NotImplemented
+
+
+def _meshgrid(*tensors: Tensor, **options: object) -> tuple[Tensor, ...]:
+    """Copies, for views are asked for sizes when they are flattened."""
+    return tuple(map(copied, torch.meshgrid(*tensors, **options)))
+
+
+def _scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: object, **kwargs: object
+) -> Tensor:
+    """With a mask of all images without its axis of images: torch 2.14 asks whether there is one image, too."""
+    if attn_mask is not None and attn_mask.ndim > 2 and type(attn_mask.shape[0]) is int and attn_mask.shape[0] == 1:
+        attn_mask = attn_mask[0]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+
+
+def _multi_head_attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    dim: int,
-    heads: int,
-    weight: Tensor,
-    bias: Tensor,
-    bias_k: None,
-    bias_v: None,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
     add_zero_attn: bool,
-    dropout: float,
-    out_weight: Tensor,
-    out_bias: Tensor,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
     attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
     **others: object,
-) -> tuple[Tensor, None]:
-    """What `nn.MultiheadAttention` computes of queries ``[Q, B, C]`` and keys ``[N, B, C]``, with a mask to add,
-    ``[B * heads, Q, N]``: without the mean of the weights."""
-    rows = [copied(x.transpose(0, 1)).to(weight.dtype) for x in (query, key, value)]  # [B, Q or N, C]
-    parts = zip(rows, weight.chunk(3), bias.chunk(3))
-    q, k, v = (F.linear(*part).unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)  # [B, heads, N, d]
+) -> tuple[Tensor, Tensor | None]:
+    """Of queries ``[Q, B, C]`` and keys ``[N, B, C]``, with a mask ``[Q, N]`` or ``[B * heads, Q, N]``."""
+    given = (bias_k, bias_v, key_padding_mask, *(others.get(key) for key in ("static_k", "static_v")))
+    if query.ndim != 3 or add_zero_attn or use_separate_proj_weight or any(x is not None for x in given):
+        return NotImplemented
+    rows = [copied(x.transpose(0, 1)).to(in_proj_weight.dtype) for x in (query, key, value)]  # [B, Q or N, C]
+    biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
+    parts = zip(rows, in_proj_weight.chunk(3), biases)
+    q, k, v = (F.linear(*part).unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)  # [B, heads, N, d]
     logits = q * q.shape[-1] ** -0.5 @ k.mT  # [B, heads, Q, N]
     if attn_mask is not None:
-        logits = logits + attn_mask.unflatten(0, (query.shape[1], heads))
-    y = copied((logits.softmax(-1) @ v).transpose(1, 2)).flatten(2)  # [B, Q, C]
-    return F.linear(y, out_weight, out_bias).transpose(0, 1), None  # [Q, B, C]
+        mask = attn_mask if attn_mask.ndim == 2 else attn_mask.unflatten(0, (query.shape[1], num_heads))
+        logits = logits.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+    shares = logits.softmax(-1)
+    y = copied((shares @ v).transpose(1, 2)).flatten(2)  # [B, Q, C]
+    weights = shares.mean(1) if average_attn_weights else shares  # [B, Q, N] or [B, heads, Q, N]
+    out = F.linear(y, out_proj_weight, out_proj_bias).transpose(0, 1)  # [Q, B, C]
+    return out, weights if need_weights else None
 
 
-def _adaptive_avg_pool(x: Tensor, output_size: int | tuple[int, int]) -> Tensor:
+def _adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None]) -> Tensor:
     """``[B, C, H, W]`` to ``[B, C, h, w]``, as products with a matrix for each axis."""
     h, w = (output_size, output_size) if isinstance(output_size, int) else output_size
-    return _shares(x.shape[2], h, x) @ x @ _shares(x.shape[3], w, x).T  # [B, C, h, w]
+    if input.ndim != 4 or None in (h, w):
+        return NotImplemented
+    return _shares(input.shape[2], h, input) @ input @ _shares(input.shape[3], w, input).T  # [B, C, h, w]
 
 
 def _shares(size: int, out: int, x: Tensor) -> Tensor:
@@ -134,6 +172,21 @@ def _shares(size: int, out: int, x: Tensor) -> Tensor:
     place = torch.arange(size, device=x.device)
     inside = (place >= start) & (place < stop)  # [out, size]
     return inside.to(x.dtype) / (stop - start).to(x.dtype)
+
+
+# Forms that runtimes have, or have faster; and those for all sizes: some of torch's are exported for one size, or for
+# no batch of one.
+FORMS: Mapping[Callable, Callable] = {F.grid_sample: _grid_sample, F.linear: _linear, F.pad: _pad}
+SIZELESS_FORMS: Mapping[Callable, Callable] = {
+    **FORMS,
+    torch.conv2d: _conv2d,
+    torch.conv_transpose2d: _conv_transpose2d,
+    F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
+    F.max_pool2d: _max_pool2d,
+    torch.meshgrid: _meshgrid,
+    F.scaled_dot_product_attention: _scaled_dot_product_attention,
+    F.multi_head_attention_forward: _multi_head_attention_forward,
+}
 
 
 @contextmanager
@@ -169,7 +222,7 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
         raise OptionError("model: got training mode, expected eval mode; call model.eval() first")
     if not dynamic:
         with torch.no_grad():
-            return torch.export.export(_Exportable(model, _Gathers), (image,), strict=False)
+            return torch.export.export(_Exportable(model, FORMS), (image,), strict=False)
     if min(image.shape[2:]) < MIN_SIDE:
         raise OptionError(
             f"image: got {tuple(image.shape)}, expected sides of at least {MIN_SIDE} pixels for a program of all sizes"
@@ -177,7 +230,9 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
     shape = {0: Dim("batch"), 2: Dim("height", min=MIN_SIDE), 3: Dim("width", min=MIN_SIDE)}
     try:
         with torch.no_grad(), one_program():
-            return torch.export.export(_Exportable(model, _AnySize), (image,), dynamic_shapes=(shape,), strict=False)
+            return torch.export.export(
+                _Exportable(model, SIZELESS_FORMS), (image,), dynamic_shapes=(shape,), strict=False
+            )
     except torch._dynamo.exc.UserError as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         raise OptionError(f"torch finds no program of all sizes ({reason}); export for one (--static H W)") from error
