@@ -1,6 +1,5 @@
 """Naming schemes as rename tables for both directions: every key matches exactly one rule, or it is an error."""
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from functools import cache, cached_property
 from torch import Tensor
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,6 @@ class Pattern:
         literals = [re.escape(part).replace(r"\*", "(.+)") for part in self.literals]
         return re.compile(r"(0|[1-9]\d*)".join(literals))
 
-    @property
-    def names(self) -> set[str]:
-        """The letters of the indices, and ``*`` for a tail."""
-        return {name for name, *_ in self.indices} | ({"*"} if "*" in self.text else set())
-
     def match(self, key: str) -> tuple[tuple[str, int | str], ...] | None:
         """Values of the indices and of the tail by name, sorted, if `key` has this form."""
         found = self.regex.fullmatch(key) if self.longest in key else None
@@ -98,11 +91,6 @@ class Pattern:
                 return None
             values[name] = value
         return tuple(sorted(values.items()))
-
-    def examples(self) -> Iterator[str]:
-        """Keys of this form: with small indices, and a tail."""
-        for number in range(2):
-            yield self.fill({"*": "weight", **{name: number for name, _, _ in self.indices}}.items())
 
     def fill(self, values: Iterable[tuple[str, int | str]]) -> str:
         """The key of this form with these values."""
@@ -197,20 +185,6 @@ class Scheme:
     prefix: str = ""  # added to the keys when a backbone alone is written
     wrapper: str | None = None  # entry of a torch file for the tensors; None for the top level
     layout: Layout | None = None  # second step, after the rules; None if the rules alone give our names
-
-    def __post_init__(self) -> None:
-        """Refuse a bad table: in it or in its reverse a key has two rules, or the sides of a rule have other indices or
-        tails. Found later, it would be an error about a user's file.
-        """
-        for rule in self.rules:
-            theirs, ours = rule.sources[0].names, rule.targets[0].names
-            if not (ours <= theirs if rule.read_only else ours == theirs):
-                raise OptionError(f"scheme {self.name!r}: {rule.theirs} and {rule.ours} have other indices or tails")
-        for rules in (self.rules, reverse(self.rules)):
-            patterns = [pattern for rule in rules for pattern in rule.sources]
-            for one, other in itertools.permutations(patterns, 2):
-                if key := next((key for key in one.examples() if other.match(key) is not None), None):
-                    raise OptionError(f"scheme {self.name!r}: {key} has the rules of {one.text} and {other.text}")
 
     @property
     def is_written(self) -> bool:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
-from vitdense.errors import OptionError
 from vitdense.families import HEADS, folders_with
 from vitdense.seams import schemes
 
@@ -182,11 +181,7 @@ class _Naming(Mapping[str, Family]):
         self._heads = modules.keys()
 
     def __getitem__(self, family: str) -> "Family":
-        name = self._modules[family]
-        try:
-            module = import_module(name)
-        except OptionError as error:  # a bad table of rules
-            raise ImportError(f"{name}: {error}", name=name) from error
+        module = import_module(self._modules[family])
         return module.HEADS[family] if family in self._heads else module.FAMILY
 
     def __iter__(self) -> Iterator[str]:
