@@ -450,7 +450,7 @@ def test_concurrent_downloads_leave_one_complete_file(tmp_path, server, cache):
     content = write(tmp_path / "a.pth").read_bytes()
     address = server.serve("/a.pth", content)
     with ThreadPoolExecutor(8) as pool:
-        for saved in pool.map(read_module.download, [address] * 16):
+        for saved in pool.map(read, [address] * 16):
             assert_same(inner(saved), tensors())
     assert [path.read_bytes() == content for path in kept(cache)] == [True]
     assert server.asked == ["GET /a.pth"]  # one of them downloads, the others wait for it
@@ -619,8 +619,8 @@ def test_hugging_face_hub_and_timm_models(tmp_path, server):
     assert got[6].startswith("CheckpointMismatchError the file of timm://test_vit2.r160_in1k does not fit")
     assert "timm://test_vitt.r160_in1k" in got[7]
     server.stop()
-    asked = [line for line in server.asked if "test_vit.r160" in line]
-    assert [line.split()[0] for line in asked] == ["HEAD", "HEAD", "GET"]  # the second time it was in the cache
+    asked = [line.split()[0] for line in server.asked if "test_vit.r160" in line]
+    assert asked.count("GET") == 1  # the second time it was in the cache
     # Without a network: what is in the cache, and what is not.
     missing = ("hf://somebody/nets/own.safetensors", "timm://test_convnext.r160_in1k")
     again = ask_hub(hub, f"http://{server.host}", *addresses, *missing, HF_HUB_OFFLINE="1")
@@ -643,7 +643,7 @@ def refused_by_hub(status, kind):
     httpx = pytest.importorskip("httpx")
     answer = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/x"))
 
-    def ask(address):
+    def ask(*address, **options):
         try:
             answer.raise_for_status()
         except httpx.HTTPStatusError as cause:
@@ -670,8 +670,7 @@ def refused_by_hub(status, kind):
 )
 def test_hub_that_asks_for_consent(monkeypatch, address, page, twin, status, kind):
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(status, kind))
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args, **options: None)
+    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(status, kind))
     with pytest.raises(CheckpointNotFoundError) as error:
         read(address)
     message = str(error.value)
@@ -684,7 +683,7 @@ def test_hub_that_asks_for_consent(monkeypatch, address, page, twin, status, kin
 
 def test_hub_that_has_no_such_file_asks_for_no_token(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(404, "HfHubHTTPError"))
+    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(404, "HfHubHTTPError"))
     with pytest.raises(CheckpointNotFoundError) as error:
         read("hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors")
     assert "hf auth login" not in str(error.value)

@@ -25,7 +25,7 @@ from vitdense.checkpoint.formats import one_line, place, read_file
 from vitdense.checkpoint.schemes import NAMING
 from vitdense.errors import OptionError
 from vitdense.families import find_model, near_names, row_of, ungated_twin
-from vitdense.files import atomic_write, describe_missing, sha256_of
+from vitdense.files import describe_missing, sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,10 +95,11 @@ def read(
             raise CheckpointNotFoundError(f"checkpoint {name}: this model has no published weights; give a file")
         name, sha256 = row.weights, sha256 or row.sha256
     load = partial(read_file, allow=run_globals() if allow is None else allow, allow_pickle=allow_pickle)
-    if name.startswith("timm://"):
-        state, built = read_timm(name.removeprefix("timm://"), sha256, load)
-        return {"state_dict": place(state, map_location), "timm_model": built}
-    return fetch(name, sha256, partial(load, map_location=map_location))
+    if not name.startswith("timm://"):
+        return fetch(name, sha256, partial(load, map_location=map_location))
+    model = name.removeprefix("timm://")
+    state, built = renamed_by_timm(model, fetch(timm_address(model), sha256, load))
+    return {"state_dict": place(state, map_location), "timm_model": built}
 
 
 def parts_in_timm(checkpoint: Mapping, family: str) -> dict[str, Any]:
@@ -109,15 +110,7 @@ def parts_in_timm(checkpoint: Mapping, family: str) -> dict[str, Any]:
     return find(checkpoint["timm_model"]) if find and "timm_model" in checkpoint else {}
 
 
-def read_timm(
-    model: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file
-) -> tuple[dict[str, Tensor], nn.Module]:
-    """Pretrained weights of a timm model, with the names of the installed timm, and the model on the meta device. For
-    the other arguments and errors see `read`."""
-    return renamed_by_timm(model, fetch(timm_address(model), sha256, load))
-
-
-def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
+def fetch(checkpoint: str, sha256: str | None, load: Callable[[Path], dict]) -> dict:
     """Content of the file at a path or address, by `load`. For the other arguments and errors see `read`."""
     scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
     if scheme in ("http", "https", "torchvision"):
@@ -127,14 +120,12 @@ def fetch(checkpoint: str, sha256: str | None = None, load: Callable[[Path], dic
             f"checkpoint {checkpoint}: got {scheme}://, expected one of {', '.join(ADDRESSES)}"
         )
     path = _hub_file(checkpoint) if scheme else _local_file(checkpoint)
-    _check_digest(path, sha256, str(path))
+    _check_digest(path, sha256)
     return load(path)
 
 
-def download(address: str, sha256: str | None = None, load: Callable[[Path], dict] = read_file) -> dict:
-    """Content of the file at a web address, which torch's cache keeps if it has the right digest and can be read. For
-    the arguments and errors see `read`.
-    """
+def download(address: str, sha256: str | None, load: Callable[[Path], dict]) -> dict:
+    """Content of the file at a web address. torch's cache keeps it if it has the right digest and can be read."""
     parts = urlsplit(address)
     source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
     name = Path(unquote(parts.path)).name or "checkpoint"
@@ -145,28 +136,28 @@ def download(address: str, sha256: str | None = None, load: Callable[[Path], dic
             f"https://, or give sha256"
         )
     # The folder depends on the whole URL: many files are called model.pth.
-    folder = hashlib.sha256(source.encode()).hexdigest()[:16]
-    path = Path(torch.hub.get_dir()) / "checkpoints" / folder / name
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
-                if not path.is_file():
-                    if source != address:
-                        logger.warning("the host of %s is gone: downloading %s instead", address, source)
-                    with atomic_write(path) as scratch:
-                        download_url_to_file(source, str(scratch), progress=sys.stderr.isatty())
-                        _check_digest(scratch, sha256, source)
-                        return load(scratch)
-        except CheckpointMismatchError as error:
-            raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise CheckpointNotFoundError(
-                f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
-                f"{_advice_if_refused(error, source)}check the network, or give the path of the file"
-            ) from error
-    _check_digest(path, sha256, str(path))
-    return load(path)
+    path = Path(torch.hub.get_dir(), "checkpoints", hashlib.sha256(source.encode()).hexdigest()[:16], name)
+    if path.is_file():
+        _check_digest(path, sha256)
+        return load(path)
+    if source != address:
+        logger.warning("the host of %s is gone: downloading %s instead", address, source)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
+            if not path.is_file():
+                download_url_to_file(source, str(path), progress=sys.stderr.isatty())
+    except (OSError, http.client.HTTPException) as error:
+        raise CheckpointNotFoundError(
+            f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
+            f"{_advice_if_refused(error, source)}check the network, or give the path of the file"
+        ) from error
+    try:
+        _check_digest(path, sha256)
+        return load(path)
+    except CheckpointMismatchError as error:
+        path.unlink(missing_ok=True)
+        raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
 
 
 def digest_in_name(name: str) -> str | None:
@@ -175,12 +166,10 @@ def digest_in_name(name: str) -> str | None:
     return match[1] if match else None
 
 
-def _check_digest(path: Path, expected: str | None, what: str) -> None:
-    if expected is None:
-        return
-    if not (got := sha256_of(path)).startswith(expected.lower()):
+def _check_digest(path: Path, expected: str | None) -> None:
+    if expected and not (got := sha256_of(path)).startswith(expected.lower()):
         raise CheckpointMismatchError(
-            f"the SHA-256 digest of {what} begins with {got[: len(expected)]}, expected {expected.lower()}; "
+            f"the SHA-256 digest of {path} begins with {got[: len(expected)]}, expected {expected.lower()}; "
             f"download the file again, or correct sha256"
         )
 
@@ -203,19 +192,13 @@ def _hub_file(address: str) -> Path:
         raise CheckpointNotFoundError(
             f"checkpoint {address}: expected hf://owner/repo/path/in/repo or hf://owner/repo@revision/path/in/repo"
         )
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     repo, revision, name = match.groups()
-    # HTTPError is the base class of whatever HTTP library the installed version uses.
     try:
-        cached = try_to_load_from_cache(repo, name, revision=revision)
-        if isinstance(cached, str):
-            return Path(cached)
-        # Without a network, hf_hub_download would repeat this question for half a minute.
-        get_hf_file_metadata(hf_hub_url(repo, name, revision=revision))
         return Path(hf_hub_download(repo, name, revision=revision))
-    except (OSError, HTTPError, HFValidationError) as error:
+    except (OSError, HTTPError, HFValidationError) as error:  # HTTPError: of whatever HTTP library it uses
         cause = error.__cause__ or error
         raise CheckpointNotFoundError(
             f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
@@ -231,15 +214,15 @@ def _advice_if_refused(error: BaseException, address: str) -> str:
     if status not in (401, 403):
         return ""
     row, hub = row_of(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
-    advice = [f"HTTP {status}: the file needs the consent of its owner, or does not exist"]
-    pages = [*([f"https://huggingface.co/{hub[1]}"] if hub else []), *([row.gate] if row and row.gate else [])]
+    pages = ([f"https://huggingface.co/{hub[1]}"] if hub else []) + ([row.gate] if row and row.gate else [])
+    advice = f"HTTP {status}: the file needs the consent of its owner, or does not exist; "
     if pages:
-        advice.append(f"ask for access on {' or '.join(pages)}")
+        advice += f"ask for access on {' or '.join(pages)}; "
     if hub:
-        advice.append(f"give your token by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...")
+        advice += f"give your token by `hf auth login` or HF_TOKEN, and the address as hf://{hub[1]}/...; "
     if twin := row and row.gate and ungated_twin(row):
-        advice.append(f"or take {twin.name}, which has the same architecture and no gate")
-    return "; ".join([*advice, ""])
+        advice += f"or take {twin.name}, which has the same architecture and no gate; "
+    return advice
 
 
 def timm_address(model: str) -> str:
@@ -247,14 +230,14 @@ def timm_address(model: str) -> str:
     import timm
 
     source = timm.get_pretrained_cfg(model) if timm.is_model_pretrained(model) else None
-    if source is None or not (source.hf_hub_id or source.url):
+    if source is not None and source.hf_hub_id:
+        return f"hf://{source.hf_hub_id}/{source.hf_hub_filename or 'model.safetensors'}"
+    if source is None or not source.url:
         raise CheckpointNotFoundError(
             f"checkpoint timm://{model}: timm {timm.__version__} has no pretrained model of this name; "
             f"timm.list_models(pretrained=True) lists them"
         )
-    return (
-        f"hf://{source.hf_hub_id}/{source.hf_hub_filename or 'model.safetensors'}" if source.hf_hub_id else source.url
-    )
+    return source.url
 
 
 def _torchvision_url(address: str) -> str:

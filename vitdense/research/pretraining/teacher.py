@@ -9,7 +9,7 @@ from mmengine.model import BaseModel
 from mmengine.registry import MODELS
 from torch import Tensor, nn
 
-from vitdense.checkpoint.read import read_timm
+from vitdense.checkpoint.read import read
 from vitdense.families import IMAGENET
 
 
@@ -48,7 +48,7 @@ class Teacher(nn.Module):
     def init_weights(self) -> None:
         """Load the weights; of several processes of a node, one downloads them."""
         if self.timm is not None:
-            self.model.load_state_dict(read_timm(self.timm)[0])
+            self.model.load_state_dict(read(f"timm://{self.timm}")["state_dict"])
         elif hasattr(self.model, "init_weights"):
             self.model.init_weights()
 
