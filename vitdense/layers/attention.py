@@ -48,8 +48,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         return _attend_by_products(q, k, v, bias, q.shape[-1] ** -0.5 if scale is None else scale)
     if bias is None:
         return _fused(q, k, v, None, scale)
-    if _by_hand(q, bias):
-        return _attend_by_hand(q, k, v, bias, scale)
     bias = (bias if bias.dtype == torch.bool else bias.to(q.dtype))[..., : k.shape[-2]]  # [..., Nq, Nk]
     if bias.ndim == 3:
         bias = bias[None]  # [1, heads, Nq, Nk]: torch's fused kernel of a CPU takes no other
@@ -83,27 +81,6 @@ def prefer_flash() -> bool:
 # A compiler cannot trace a switch. `torch.compiler.assume_constant_result` sets this, and imports all of the
 # compiler for it: two seconds.
 prefer_flash._dynamo_marked_constant = True
-
-
-def _by_hand(q: Tensor, bias: Tensor | None) -> bool:
-    """Whether `attend` computes by `_attend_by_hand`: no fused kernel of a CPU has a gradient for the bias."""
-    return q.device.type == "cpu" and bias is not None and bias.requires_grad
-
-
-def _attend_by_hand(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None, masks: Tensor | None = None
-) -> Tensor:
-    """`attend` by torch's own operations; `masks`, ``[n, heads or 1, Nq, align(Nk)]``, are of the last n of the batch.
-
-    torch's composite form takes 1.4x the time of the forward pass: it scales queries and keys separately.
-    """
-    nk = k.shape[-2]
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    logits = (q if scale == 1 else q * scale) @ k.transpose(-2, -1)  # [B, heads, Nq, Nk]
-    logits.add_(bias[..., :nk])
-    if masks is not None:  # has no gradient, so that autograd need not know of a change of a part
-        logits.detach()[-len(masks) :].add_(masks[..., :nk])
-    return logits.softmax(-1) @ v  # [B, heads, Nq, dv]
 
 
 def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
@@ -164,14 +141,7 @@ def attend_windows(
         windows: The layout that has the masks; None for none.
         scale: Factor on the logits; ``d ** -0.5`` when None.
     """
-    has_masks = windows is not None and windows.mask is not None
-    if _by_hand(qkv, bias) and not torch.compiler.is_compiling():
-        # All at once: to split windows and to join results takes longer than to add the masks to a part of the logits.
-        heads = qkv.permute(2, 0, 3, 1, 4)  # [3, n, heads, N, d]
-        heads = heads.contiguous() if qkv.dtype == torch.float32 else heads  # products would copy each, and gradients
-        masks = windows.mask.flatten(0, 1) if has_masks else None  # [windows with a mask, 1, N, align(N)]
-        return _to_tokens(_attend_by_hand(*heads, bias, scale, masks))  # [n, N, heads*d]
-    if not has_masks:
+    if windows is None or windows.mask is None:
         return _to_tokens(attend(*_heads(qkv), bias, scale))  # [n, N, heads*d]
     masked = masked_bias(bias, windows)  # [windows with a mask, heads or 1, N, align(N)]
     if torch.compiler.is_compiling():
