@@ -19,7 +19,6 @@ MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_m
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 PREFIXES += ("image_encoder.trunk.", "vision_encoder.backbone.", "radio_model.model.")
 LISTED = 20  # keys in a message
-MOST_SHARED = 10**9  # elements of a tensor that may share memory, as an expanded one does
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,11 @@ def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
             f"no tensors by name in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by "
             f"name, or one of {', '.join(WRAPPERS)}"
         )
-    if unusual := [f"{key} ({what})" for key, value in tensors.items() if (what := _unusual(value))]:
+    is_plain = {key: x.layout == torch.strided and not (x.is_quantized or x.is_meta) for key, x in tensors.items()}
+    if unusual := [key for key, plain in is_plain.items() if not plain]:
         raise CheckpointMismatchError(
-            f"{len(unusual)} tensors of the checkpoint are not plain: {', '.join(unusual[:LISTED])}; save dense "
-            f"weights that are not quantised"
+            f"{len(unusual)} tensors of the checkpoint are quantised, sparse or without values: "
+            f"{', '.join(unusual[:LISTED])}; save dense weights"
         )
     names = re.compile(rf"(^|(?<=\.))({'|'.join(map(re.escape, MODULE_WRAPPERS))})")
     state = {names.sub("", key): value for key, value in tensors.items()}
@@ -102,16 +102,6 @@ def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
             f"save the state_dict() of one model"
         )
     return state
-
-
-def _unusual(x: Tensor) -> str | None:
-    """Why a tensor is no dense array in memory; None for one that is."""
-    kinds = {"quantised": x.is_quantized, "nested": x.is_nested, "on the meta device": x.is_meta}
-    kinds |= {"sparse": x.layout != torch.strided}
-    found = next((what for what, is_it in kinds.items() if is_it), None)
-    if found is None and x.numel() > MOST_SHARED and x.numel() * x.element_size() > x.untyped_storage().nbytes():
-        found = f"{x.numel():.0e} elements that share their memory"
-    return found
 
 
 def is_finite(x: Tensor) -> bool:
