@@ -432,6 +432,7 @@ def test_trunk_may_be_a_module_and_is_not_changed(tmp_path, caplog):
         ({**TRUNK, "out_indices": (1, 3)}, {"vit_feature": "each"}, "vit_feature"),
         ({**TRUNK, "window_padding": "qkv"}, {}, "window_padding"),
         ({**TRUNK, "window_size": 2, "window_padding": "zeros"}, {}, "window_padding"),
+        ({**TRUNK, "window_size": [2, 2, 2, 2]}, {}, "window_size"),  # the authors' list by block
     ],
 )
 def test_options_that_do_not_fit(trunk, options, match):
@@ -478,16 +479,3 @@ def test_published_totals(config, size, params_m):
     with torch.device("meta"):
         model = build_model(cfg)
     assert num_params(model) / 1e6 == pytest.approx(params_m, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    "windows",
-    [
-        {"window_size": [2, 2, 4, None]},
-        {"window_size": [2, 2, 2, 2]},
-        {"window_size": 2, "window_attn": [True, True, True, False]},
-    ],
-)
-def test_windows_by_block_are_refused(windows):
-    with pytest.raises(ValueError, match=r"trunk: got window_size=.*a list by block.*window_size=14.*global_indices"):
-        adapter({**TRUNK, **windows})

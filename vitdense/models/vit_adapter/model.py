@@ -205,25 +205,12 @@ class ViTAdapter(Backbone):
         return tuple(self.output_norm(i)(out) for i, out in enumerate(outs))  # [B, C, h_i, w_i]
 
 
-def _check_one_window(options: Mapping[str, Any]) -> None:
-    """Refuse the authors' lists, whose windows may differ by block."""
-    window = options.get("window_size")
-    if "window_attn" in options or (isinstance(window, Sequence) and (len(window) > 2 or None in window)):
-        raise OptionError(
-            f"trunk: got window_size={window!r}{', window_attn' * ('window_attn' in options)}, a list by block as in "
-            f"the authors' code; expected one window for all blocks but global ones, such as window_size=14, "
-            f"window_padding='qkv', global_indices=(2, 5, 8, 11). Windows that differ by block are not here, and no "
-            f"checkpoint shows them"
-        )
-
-
 def make_trunk(trunk: Mapping[str, Any] | ViT) -> ViT:
     """The trunk of a `ViTAdapter` from its arguments, or as it is; a ValueError says what does not fit."""
     if not isinstance(trunk, ViT):
         options = {"type": "vitdense.ViT", "out_norm": "none", **trunk}
         if (kind := options.pop("type")) not in ("vitdense.ViT", "ViT"):
             raise OptionError(f"trunk: got type {kind!r}, expected 'vitdense.ViT'")
-        _check_one_window(options)
         trunk = ViT(**options)
     last = trunk.arch.depth - 1
     if trunk.out_norm != "none" or trunk.output_cls_token or trunk.out_indices[-1] < last:
