@@ -17,18 +17,8 @@ from typing import Any
 import numpy as np
 
 # Of `metadata_props`.
-KEYS = (
-    "mean",
-    "std",
-    "channels",
-    "classes",
-    "resize",
-    "mask_thr",
-    "mask_stride",
-    "threshold",
-    "queries",
-    "operating_point",
-)
+KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
+KEYS += ("operating_point",)
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 SCORE = 0.3  # from which on an object counts, where the model has no operating point

@@ -103,7 +103,7 @@ def test_checkpoint_may_be_a_path_and_map_location_is_an_option(tmp_path):
     ("init_cfg", "message"),
     [
         ({"type": "Pretrained", "checkpoint": "x.pth", "strict": False}, "strict"),
-        ({"type": "Pretrained", "chekpoint": "x.pth"}, "did you mean checkpoint"),
+        ({"type": "Pretrained", "chekpoint": "x.pth"}, "chekpoint=.*checkpoint"),
         ({"type": "Pretrained", "prefix": "backbone."}, "checkpoint"),
         ({"type": "Pretrained", "checkpoint": None}, "checkpoint"),
         ({"checkpoint": "x.pth"}, "type"),

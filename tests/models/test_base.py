@@ -239,5 +239,5 @@ def test_a_wrong_value_of_an_argument_is_refused_by_its_name(kind):
                 kind(**{**options, name: value})
     with pytest.raises(TypeError, match="positional"):
         kind(next(iter(options.values())), 0)
-    with pytest.raises(TypeError, match="'with_cpu'" if "trunk" in known else "'with_cpu'; did you mean with_cp"):
+    with pytest.raises(TypeError, match="'with_cpu'"):
         kind(**options, with_cpu=True)

@@ -1,6 +1,5 @@
 """What all backbones share: outputs, freezing, activation checkpointing, loading."""
 
-import difflib
 import inspect
 import logging
 import re
@@ -75,9 +74,7 @@ def check_init_cfg(init_cfg: InitCfg) -> None:
         if cfg["type"] != "Pretrained":
             continue
         for key in cfg.keys() - {"type", "checkpoint", *LOADING}:
-            near = difflib.get_close_matches(key, ["checkpoint", *LOADING], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"expected some of checkpoint, {', '.join(LOADING)}"
-            raise OptionError(f"init_cfg: got {key}={cfg[key]!r}, which is no option of Pretrained; {hint}")
+            raise OptionError(f"init_cfg: got {key}={cfg[key]!r}, expected some of checkpoint, {', '.join(LOADING)}")
         if not isinstance(cfg.get("checkpoint"), (str, Path)):
             raise OptionError(f"init_cfg: got checkpoint={cfg.get('checkpoint')!r}; {example}")
 
@@ -250,13 +247,7 @@ class Backbone(Module):
         finetune: Finetune = None,
         with_cp: bool = False,
         init_cfg: InitCfg = None,
-        **unknown: Any,
     ) -> None:
-        for name in unknown:
-            known = arguments(type(self)) or ()
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
-            raise TypeError(f"{type(self).__name__}.__init__() got an unexpected argument {name!r}; {hint}")
         if isinstance(init_cfg, (str, Path)):
             init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
         check_init_cfg(init_cfg)
