@@ -6,6 +6,11 @@ import sys
 import pytest
 from conftest import REPO
 
+from vitdense import seams
+from vitdense.__main__ import COMMANDS
+
+HEAVY = ("torch", "torchvision", "timm", "mmengine", "mmcv", "mmdet", "mmseg", "cv2", "PIL", "pycocotools")
+
 
 def run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
@@ -22,9 +27,8 @@ print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.
     assert run(code) == "set()\n"
 
 
-# The options of extensions of the other commands import torch.
-@pytest.mark.parametrize("command", ["train", "new", "check", "flops", "plot", "show", "demo"])
-def test_help_without_torch(command):
+@pytest.mark.parametrize("command", [*COMMANDS, *seams.commands()])
+def test_help_imports_no_package_that_takes_seconds(command):
     pytest.importorskip("mmengine")
     code = f"""
 import sys
@@ -32,6 +36,6 @@ from vitdense.__main__ import main
 try:
     main([{command!r}, "--help"])
 except SystemExit as end:
-    print(end.code, [name for name in ("torch", "mmengine") if name in sys.modules])
+    print(end.code, [name for name in {HEAVY} if name in sys.modules])
 """
     assert run(code).splitlines()[-1] == "0 []"

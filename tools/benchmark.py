@@ -17,58 +17,20 @@ OpenVINO. It takes minutes.
 """
 
 import argparse
-import json
-import statistics
 import sys
-import tempfile
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
+from vitdense.mm.config.arguments import Parser, whole_number
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 if not SCRIPTS.is_dir():
     sys.exit(f"error: the models of other projects are built by {SCRIPTS}, which a clone of vitdense has; run it there")
 sys.path.append(str(SCRIPTS))
 
-from cost import DEVICES
-from counting import as_json, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
-from deploy import cpu_name, speeds, time_forms
-from deploy import table as deploy_table
-from peers import PEERS, comparable, find
-from timing import alternate, forward_backward, median_ratio, peak_memory
-from vitdense.checkpoint.convert import convert
-from vitdense.checkpoint.load import load_pretrained
-from vitdense.hub import create
-from vitdense.mm.precision import check_device
-
-# ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.
-VITDET = {
-    "vitdet_base": {
-        "name": "vit_base.mae",
-        "window_size": 14,
-        "relative_position": True,
-        "img_size": 1024,
-        "out_indices": (11,),
-        "out_norm": "none",
-    }
-}
-DROP_PATH = 0.1  # of both models; 0 for counts, which are then the same in every pass
-# Options that not every use has.
-OPTIONS = {
-    "timing": ("shape", "batch", "dtype", "device", "threads", "rounds"),
-    "--deploy": ("shape", "batch", "threads", "rounds"),
-    "--count": ("shape", "batch", "device_model", "top"),
-    "--count --sizes": ("steps", "seed"),
-}
-
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "model",
         nargs="?",
@@ -80,11 +42,10 @@ def main() -> None:
         default=[""],
         nargs="+",
         metavar="PROJECT[:MODEL]",
-        help="baseline, by default the first of its family; several to count. "
-        + "; ".join(f"{family}: {', '.join(peers)}" for family, peers in PEERS.items() if peers),
+        help="baseline, such as mmdet, timm, torchvision; by default the first of its family; several to count",
     )
-    parser.add_argument("--shape", type=int, nargs=2, default=(800, 1344), metavar=("H", "W"))
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--shape", type=whole_number, nargs=2, default=(800, 1344), metavar=("H", "W"))
+    parser.add_argument("--batch", type=whole_number, default=1)
     parser.add_argument("--json", action="store_true", help="one line of JSON per mode, or per counted pass")
     use = parser.add_mutually_exclusive_group()
     use.add_argument("--mode", default=["eval", "train"], nargs="+", choices=["eval", "train", "load"], help="to time")
@@ -98,225 +59,33 @@ def main() -> None:
     timing = parser.add_argument_group("timing")
     timing.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="by autocast")
     timing.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    timing.add_argument("--threads", type=int, default=2, help="CPU threads")
-    timing.add_argument("--rounds", type=int, default=9)
+    timing.add_argument("--threads", type=whole_number, default=2, help="CPU threads")
+    timing.add_argument("--rounds", type=whole_number, default=9)
     counting = parser.add_argument_group("with --count")
-    counting.add_argument("--device-model", default="h200", choices=list(DEVICES), help="GPU of the roofline")
+    counting.add_argument("--device-model", default="h200", metavar="GPU", help="of the roofline: h200, h100, a100 ...")
     counting.add_argument("--top", type=int, default=0, metavar="N", help="also the N kernels with the most bytes")
     draw = parser.add_argument_group("with --count --sizes")
     draw.add_argument("--sizes", choices=["coco"], help="batches of configs/cascade_swin_t_coco.py, of random sizes")
-    draw.add_argument("--steps", type=int, default=400, help="batches")
+    draw.add_argument("--steps", type=whole_number, default=400, help="batches")
     draw.add_argument("--seed", type=int, default=0, help="of their sizes")
+    for option, other in (("--sizes", "--count"), ("--steps", "--sizes"), ("--seed", "--sizes")):
+        parser.need(option, other)
+    for option in ("--device-model", "--top"):
+        parser.need(option, "--count")
+    parser.apart("--sizes", "--shape", "--batch", "--device-model", "--top")
+    parser.apart("--count", "--dtype", "--device", "--threads", "--rounds")
+    parser.apart("--deploy", "--dtype", "--device")
     args = parser.parse_args()
-    check_options(parser, args)
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    models = {}
-    try:
-        check_device("--device", args.device)
-        for peer in args.peer:
-            models |= pair(args.model, peer, tuple(args.shape), 0.0 if args.count else DROP_PATH)
-    except ValueError as error:
-        parser.error(str(error))
-    if args.sizes:
-        report_draw(args, models)
-        return
-    if args.count:
-        report_counts(args, models)
-        return
-    if args.deploy:
-        report_deploy(args, models)
-        return
-    for mode in args.mode:
-        report(args, mode, loading(models["vitdense"][0]) if mode == "load" else running(args, mode, models))
-
-
-def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Exit with an error where an option would have no effect."""
-    if args.sizes and not args.count:
-        parser.error("--sizes: needs --count")
-    use = "--count --sizes" if args.sizes else "--count" if args.count else "--deploy" if args.deploy else "timing"
-    for name in {name for names in OPTIONS.values() for name in names} - {*OPTIONS[use]}:
-        if getattr(args, name) != parser.get_default(name):
-            uses = ", ".join(other for other, names in OPTIONS.items() if name in names)
-            parser.error(f"--{name.replace('_', '-')}: is for {uses}, not for {use}")
     if len(args.peer) > 1 and not args.count:
         parser.error(f"--peer: got {' '.join(args.peer)}, expected one for timing")
-    if args.steps < 1:
-        parser.error(f"--steps: got {args.steps}, expected at least 1")
 
+    from measuring import measure, models_of
 
-def pair(
-    name: str, peer: str, shape: tuple[int, int], drop_path_rate: float = DROP_PATH
-) -> dict[str, tuple[nn.Module, Callable]]:
-    """Our model and the baseline, each with its forward pass, by name.
-
-    Args:
-        name: Name of the model table.
-        peer: ``project``, ``project:model`` or empty, for the default.
-        shape: Image (h, w) in pixels.
-        drop_path_rate: Of both.
-
-    Raises:
-        ValueError: There is no such model or project, or the project has no such model or not for this shape.
-    """
-    project, _, other = peer.partition(":")
-    ours, spec = comparable(find(other or name), shape, drop_path_rate)
-    peers = PEERS[ours.family]
-    if not peers:
-        raise ValueError(f"--peer: no other project has {name}; give a model of about its cost: --peer mmdet:swin_tiny")
-    project = project or next(iter(peers))
-    if project not in peers:
-        raise ValueError(f"--peer: got {project}, expected one of {', '.join(peers)} for {other or name}")
-    if features := peers[project].unsupported_features(spec):
-        raise ValueError(
-            f"--peer: {project} has no model with {features}; give another --shape, another of {', '.join(peers)}, or "
-            f"a model of about the same cost: --peer mmdet:swin_tiny"
-        )
-    if other:
-        ours = build(name, drop_path_rate)
-    theirs = peers[project].build(spec)
-    for model in (ours, theirs):
-        randomise_biases(model)
-    return {"vitdense": (ours, ours), peer or project: (theirs, partial(peers[project].run, theirs))}
-
-
-def build(name: str, drop_path_rate: float) -> nn.Module:
-    """One of our models as its users build it: a name of the model table, or of `VITDET`."""
-    return create(**VITDET.get(name, {"name": name}), drop_path_rate=drop_path_rate)
-
-
-def randomise_biases(model: nn.Module) -> None:
-    """As in a trained model. Where they are 0, padding has values of 0, whose masked sums no CPU adds at full speed:
-    they are below 1e-38."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            nn.init.normal_(parameter, std=0.02)
-
-
-def running(
-    args: argparse.Namespace, mode: str, models: dict[str, tuple[nn.Module, Callable]]
-) -> dict[str, Callable[[], None]]:
-    """A step of each model on the same image."""
-    x = torch.randn(args.batch, 3, *args.shape, device=args.device)  # [B, 3, H, W]
-    for model, _ in models.values():
-        model.to(args.device).train(mode == "train")
-    dtype = getattr(torch, args.dtype)
-    return {name: partial(step, model, run, x, mode, dtype) for name, (model, run) in models.items()}
-
-
-def loading(ours: nn.Module) -> dict[str, Callable[[], None]]:
-    """Our loader on a file with timm's names; torch's loader on a file with our names and the same tensors."""
-    folder = tempfile.TemporaryDirectory()
-    file, bare = Path(folder.name, "timm.pth"), Path(folder.name, "bare.pth")
-    state = ours.state_dict()
-    torch.save(convert(state, "timm", drop_output_norms=True).state, file)
-    torch.save(state, bare)
-
-    def load() -> None:
-        load_pretrained(ours, file)
-
-    def load_bare() -> None:
-        assert folder  # keeps the folder until the last call
-        ours.load_state_dict(torch.load(bare, map_location="cpu", weights_only=True))
-
-    return {"vitdense": load, "torch": load_bare}
-
-
-def report(args: argparse.Namespace, mode: str, functions: dict[str, Callable[[], None]]) -> None:
-    """Measure and print; the second function is the baseline."""
-    _, peer = functions
-    seconds = alternate(functions, args.rounds)
-    peaks = {name: peak_memory(function, args.device) for name, function in functions.items()}
-    result = {
-        "mode": mode,
-        "model": args.model,
-        "shape": [args.batch, 3, *args.shape],
-        "dtype": args.dtype,
-        "device": torch.cuda.get_device_name() if args.device == "cuda" else f"cpu, {args.threads} threads",
-        "torch": torch.__version__,
-        "rounds": args.rounds,
-        "median_s": {name: round(statistics.median(s), 4) for name, s in seconds.items()},
-        "times_faster": round(median_ratio(seconds, "vitdense", peer), 3),
-        "peak_mib": {name: round(peak / 2**20, 1) for name, peak in peaks.items()},
-        "memory_ratio": round(peaks["vitdense"] / peaks[peer], 3),
-    }
-    if args.json:
-        print(json.dumps(result))
-        return
-    print(
-        f"{mode}: vitdense has {result['times_faster']}x the speed and {result['memory_ratio']}x the peak memory "
-        f"of {peer}"
-    )
-    for name in functions:
-        print(f"  {name:18} median {result['median_s'][name]:8.3f} s   peak {result['peak_mib'][name]:8.1f} MiB")
-
-
-def report_deploy(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:
-    """Time every form of both models and print."""
-    ours, peer = models
-    for model, _ in models.values():
-        model.eval()
-    x = torch.randn(args.batch, 3, *args.shape)  # [B, 3, H, W]
-    with tempfile.TemporaryDirectory() as folder:
-        rows = speeds(time_forms(models, x, Path(folder), args.rounds), ours, peer)
-    if args.json:
-        head = {"model": args.model, "shape": [*x.shape], "cpu": cpu_name(), "threads": args.threads}
-        print(json.dumps({**head, "torch": torch.__version__, "rounds": args.rounds, "forms": rows}))
-        return
-    print(f"{args.model} {[*x.shape]}, {cpu_name()}, {args.threads} threads, torch {torch.__version__}, medians of")
-    print(f"{args.rounds} rounds\n\n{deploy_table(rows)}")
-
-
-def report_counts(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:
-    """Count and print."""
-    shape = [args.batch, 3, *args.shape]
-    device = DEVICES[args.device_model]
-    rows = count_rows(models, shape)
-    if args.json:
-        head = {"shape": shape, "device_model": args.device_model, "torch": torch.__version__}
-        for row in rows:
-            print(json.dumps({**head, **as_json(row, device, args.top)}))
-        return
-    print(f"{args.model} {shape}, counted on the meta device with torch {torch.__version__}")
-    print(
-        f"roofline of {args.device_model}: {device.flops / 1e12:g} TFLOP/s and {device.bandwidth / 1e12:g} TB/s "
-        f"({device.source}); {device.launch * 1e6:g} us a launch (order of magnitude)"
-    )
-    print(table(rows, device))
-    if args.top:
-        print(f"\nthe {args.top} kernels with the most bytes")
-        for row in rows:
-            if not isinstance(row.cost, str):
-                print(top_table(row, args.top))
-
-
-def report_draw(args: argparse.Namespace, models: dict[str, tuple[nn.Module, Callable]]) -> None:
-    """Count over batches of random sizes and print."""
-    from batch_sizes import draw_batch_sizes  # needs mmdet
-
-    shapes = draw_batch_sizes(args.steps, args.seed)
-    rows = count_draw_rows(models, shapes)
-    batches = {"sizes": args.sizes, "seed": args.seed, "steps": len(shapes), "distinct": len(set(shapes))}
-    if args.json:
-        for row in rows:
-            print(json.dumps({**batches, "torch": torch.__version__, **draw_as_json(row)}))
-        return
-    print(
-        f"{args.model}, counted on the meta device with torch {torch.__version__} over {len(shapes)} batches of "
-        f"{len(set(shapes))} sizes, seed {args.seed}: mean, minimum and maximum"
-    )
-    print(draw_table(rows))
-
-
-def step(model: nn.Module, run: Callable, x: Tensor, mode: str, dtype: torch.dtype) -> None:
-    """One measured step."""
-    with torch.autocast(x.device.type, dtype, enabled=dtype != torch.float32):
-        if mode == "train":
-            forward_backward(model, run, x)
-        else:
-            with torch.no_grad():
-                run(x)
+    try:
+        models = models_of(args)
+    except ValueError as error:
+        parser.error(str(error))
+    measure(args, models)
 
 
 if __name__ == "__main__":

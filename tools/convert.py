@@ -5,23 +5,12 @@ import sys
 from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
-from vitdense.checkpoint.convert import SUFFIXES, convert, save
-from vitdense.checkpoint.read import read
-from vitdense.checkpoint.schemes import NAMING
 from vitdense.console import in_utf8
-from vitdense.errors import OptionError
+from vitdense.errors import OptionError, check_choice
 from vitdense.families import row_of
 from vitdense.files import check_writable
-from vitdense.mm.checkpoints import read_checkpoint
-from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.work_folder import find_checkpoint
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"  # what --verify compares with
-SCHEMES = [scheme for family in NAMING.values() for scheme in family.schemes]
-NAMES = list(dict.fromkeys(scheme.name for scheme in SCHEMES))
-WRITTEN = list(dict.fromkeys(scheme.name for scheme in SCHEMES if scheme.is_written))
-
-
 # Naming schemes of one project alone, and the licence of its files if it binds what is derived from them.
 LICENCES = {"dinov3": "DINOv3-License"}
 
@@ -42,8 +31,13 @@ def tokens(text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("src", help="file, work folder, URL, or name of the model table")
-    parser.add_argument("dst", type=Path, help=f"file to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--to", required=True, choices=WRITTEN, help="naming scheme of the result")
+    parser.add_argument("dst", type=Path, help="file to write: NAME.safetensors, .pth, .pt or .bin")
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="SCHEME",
+        help="naming scheme of the result, such as timm, official, mmdet or vitdense; an unknown name lists them",
+    )
     parser.add_argument(
         "--verify",
         nargs="?",
@@ -58,8 +52,8 @@ def main() -> None:
         help="with --verify: 000000039769.jpg of COCO val2017, to compare DINOv3's published features",
     )
     parser.add_argument("--prefix", help="prefix of the backbone in SRC; detected by default")
-    parser.add_argument("--family", choices=NAMING, help="family of the backbone in SRC; detected by default")
-    parser.add_argument("--scheme", choices=NAMES, help="naming scheme of SRC; detected by default")
+    parser.add_argument("--family", metavar="FAMILY", help="family of the backbone in SRC; detected by default")
+    parser.add_argument("--scheme", metavar="SCHEME", help="naming scheme of SRC; detected by default")
     for flag, what in (("window-size", "windows"), ("pretrained-window-size", "windows of pretraining")):
         parser.add_argument(
             f"--{flag}",
@@ -84,6 +78,14 @@ def main() -> None:
     parser.add_argument("--sha256", help="SHA-256 of SRC, at least its first 8 digits")
     parser.add_argument("--allow-pickle", action="store_true", help="run the code in SRC: only if you trust it")
     args = parser.parse_args()
+
+    from vitdense.checkpoint.convert import SUFFIXES, convert, save
+    from vitdense.checkpoint.read import read
+    from vitdense.checkpoint.schemes import NAMING
+    from vitdense.mm.checkpoints import read_checkpoint
+    from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.work_folder import find_checkpoint
+
     if args.dst.suffix not in SUFFIXES:
         parser.error(f"dst: got {args.dst.name}, expected a name ending in one of {', '.join(SUFFIXES)}")
     if 0 in (args.window_size or ()):
@@ -108,6 +110,8 @@ def main() -> None:
         windows, trained = windows or [spec.window], trained or spec.pretrained
     with exit_on_user_error():
         check_writable(args.dst, "DST")
+        if args.family:
+            check_choice("--family", args.family, NAMING)
         file = find_checkpoint(args.src)
         if Path(file).is_dir():
             if args.sha256:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.cli.export import FORMATS, INT8_BOUND, Wish, export
 from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
-from vitdense.mm.config.model_index import trained_of
-from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.export import FORMATS, INT8_BOUND
 from vitdense.seams import call, done_instead
 
 
@@ -53,6 +51,11 @@ def main() -> None:
     parser.need("--int8-bound", "--int8")
     call("export", "add_options", parser)
     args = parser.parse_args()
+
+    from vitdense.mm.cli.export import Wish, export
+    from vitdense.mm.config.model_index import trained_of
+    from vitdense.mm.console import exit_on_user_error
+
     with exit_on_user_error():
         if (status := done_instead("export", args)) is not None:
             sys.exit(status)

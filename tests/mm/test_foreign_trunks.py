@@ -5,9 +5,9 @@ import torch
 from mmengine.config import Config
 
 from vitdense.mm.checks.model import channels, normalisation
-from vitdense.mm.cli.swap import find_config
 from vitdense.mm.config.backbone import model_changes
 from vitdense.mm.config.build import build_model
+from vitdense.mm.config.files import find_config
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.train.optim import layer_factors
 

@@ -86,9 +86,9 @@ def test_the_tuned_form_gives_memory_back(monkeypatch):
 def test_every_form_of_a_small_image(tmp_path):
     """Ours and mmdet's, with their maps compared. Compiling takes minutes."""
     pytest.importorskip("mmdet")
-    import benchmark
+    import measuring
 
-    models = benchmark.pair("swin_tiny", "mmdet", (64, 96))
+    models = measuring.pair("swin_tiny", "mmdet", (64, 96))
     for each, _ in models.values():
         each.eval()
     seconds = time_forms(models, torch.randn(1, 3, 64, 96), tmp_path, rounds=1)

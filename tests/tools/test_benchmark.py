@@ -11,6 +11,7 @@ from conftest import REPO, needs_research
 
 import benchmark
 import counting
+import measuring
 from cost import DEVICES, Cost, Device
 from vitdense.families import find_model
 
@@ -40,7 +41,7 @@ def test_script_prints_ratios():
 )
 def test_baseline_has_maps_of_the_same_shapes(model, peer, shape, baseline):
     pytest.importorskip(baseline.partition(":")[0])
-    models = benchmark.pair(model, peer, shape)
+    models = measuring.pair(model, peer, shape)
     assert list(models) == ["vitdense", baseline]
     with torch.no_grad():
         ours, theirs = ([out.shape for out in run(torch.randn(1, 3, *shape))] for _, run in models.values())
@@ -49,9 +50,9 @@ def test_baseline_has_maps_of_the_same_shapes(model, peer, shape, baseline):
 
 @pytest.mark.parametrize("model", ["swinv2_tiny", "mvitv2_tiny"])
 def test_both_loaders_restore_the_weights(model):
-    ours, _ = benchmark.pair(model, "timm", (64, 64))["vitdense"]
+    ours, _ = measuring.pair(model, "timm", (64, 64))["vitdense"]
     state = {key: x.clone() for key, x in ours.state_dict().items()}
-    for load in benchmark.loading(ours).values():
+    for load in measuring.loading(ours).values():
         for parameter in ours.parameters():
             parameter.data.zero_()
         load()
@@ -79,7 +80,7 @@ def test_both_loaders_restore_the_weights(model):
 )
 def test_baseline_that_does_not_exist_is_an_error(model, peer, shape, named):
     with pytest.raises(ValueError, match=named):
-        benchmark.pair(model, peer, shape)
+        measuring.pair(model, peer, shape)
 
 
 # Counting
@@ -112,8 +113,8 @@ def test_counts_of_both_models_without_drop_path(monkeypatch, capsys):
 def test_table_of_counts(monkeypatch, capsys):
     cost = Cost({"aten.mm": 1200, "aten.add": 34}, {"aten.mm": 3 * 10**9, "aten.add": 10**9}, 10**12, 5 * 10**9, 7)
     rows = [counting.Row("vitdense", "float32", "forward", cost)]
-    monkeypatch.setattr(benchmark, "count_rows", lambda models, shape: rows)
-    monkeypatch.setattr(benchmark, "pair", lambda *args: {})
+    monkeypatch.setattr(measuring, "count_rows", lambda models, shape: rows)
+    monkeypatch.setattr(measuring, "pair", lambda *args: {})
     run_main(monkeypatch, "--count", "--top", "1")
     lines = capsys.readouterr().out.splitlines()
     assert DEVICES["h200"].source in lines[1]
@@ -226,7 +227,7 @@ def test_vitdet_is_the_backbone_of_its_config():
     from mmengine import Config
 
     config = Config.fromfile(REPO / "configs/cascade_vit_b_coco.py").model.backbone
-    options = benchmark.VITDET["vitdet_base"]
+    options = measuring.VITDET["vitdet_base"]
     assert find_model(options["name"]).arch == config.arch
     assert {**options, "name": 0} == {
         "name": 0,

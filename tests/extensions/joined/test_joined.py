@@ -21,8 +21,8 @@ import onnx
 
 import vitdense
 from vitdense import runtime
+from vitdense.extensions.joined.commands import export_joined, predict_joined
 from vitdense.extensions.joined.model import find_models
-from vitdense.extensions.joined.option import export_joined, predict_joined
 from vitdense.mm.cli.export import Wish
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model

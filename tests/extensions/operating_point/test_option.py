@@ -13,7 +13,8 @@ from mmengine.config import Config
 
 from vitdense.errors import OptionError
 from vitdense.extensions.operating_point import find, option
-from vitdense.extensions.operating_point.option import match
+from vitdense.extensions.operating_point.find import match
+from vitdense.extensions.operating_point.hook import KeepMatchesHook
 from vitdense.extensions.operating_point.point import conditions_of, read_point
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import HOOKS
@@ -98,7 +99,7 @@ def test_what_is_refused(work):
             option.change(other, args)
     runner.test_evaluator.metrics = [SimpleNamespace()]
     with pytest.raises(ConfigError, match="expected a COCO metric"):
-        option.KeepMatchesHook().before_test(runner)
+        KeepMatchesHook().before_test(runner)
     assert not (folder / "operating_point.json").exists()
 
 

@@ -21,7 +21,7 @@ from linear_vit import make, save_random
 from graph_faults import set_attribute, set_entry, set_half, set_value
 from vitdense import runtime
 from vitdense.extensions.proof import verify
-from vitdense.extensions.proof.option import _computed
+from vitdense.extensions.proof.part import computed
 from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -250,5 +250,5 @@ def test_objects_are_in_the_pixels_of_a_photo_that_is_resized(tmp_path):
     (sample,) = of_photos([photo], predictor, part.about, preprocessing=False)
     assert sample.image.shape[2:] != sample.size
     fix(predictor.model)
-    found = _computed(part.task, sample, part).found
+    found = computed(part.task, sample, part).found
     np.testing.assert_allclose(found.boxes, want.boxes, atol=0.1)

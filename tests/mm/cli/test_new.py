@@ -20,12 +20,12 @@ from vitdense.hub import list_models
 from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.model import channels, normalisation, padding
 from vitdense.mm.cli import new
-from vitdense.mm.cli.swap import try_model
 from vitdense.mm.config import files, own_data
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import fetched
 from vitdense.mm.config.query import class_heads
+from vitdense.mm.config.swap import try_model
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")

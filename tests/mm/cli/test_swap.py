@@ -8,8 +8,8 @@ from mmengine.config import Config
 
 from vitdense.__main__ import main
 from vitdense.mm.checks.model import channels
-from vitdense.mm.cli.swap import find_config
 from vitdense.mm.config.backbone import channel_changes, model_changes
+from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 

@@ -15,10 +15,11 @@ from PIL import Image
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
 from vitdense.layers.mask_branch import MASK_STRIDE
-from vitdense.mm.cli.export import FORMATS, Wish, export
+from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.detection import ShapesDataset
+from vitdense.mm.export import FORMATS
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor

@@ -23,12 +23,13 @@ def labels(args: argparse.Namespace) -> "Labels | None":
     Raises:
         ConfigError: There is no such file or category, or other options do not fit.
     """
+    if not args.keypoints:
+        return None
+
     from vitdense.extensions.keypoints.categories import metainfo_of
     from vitdense.mm.config.own_data import Labels
     from vitdense.mm.data.coco import overview
 
-    if not args.keypoints:
-        return None
     if not args.base and (args.method or "rfdetr") != "rfdetr":
         raise ConfigError(f"--keypoints: got --method {args.method}, expected rfdetr, or --base")
     if args.masks or args.boxes:

@@ -6,5 +6,6 @@ EXTENSION = Extension(
     options={
         "test": "vitdense.extensions.operating_point.option",
         "load": "vitdense.extensions.operating_point.point",
-    }
+    },
+    registers={"mmengine": "vitdense.extensions.operating_point.hook"},
 )

@@ -1,14 +1,19 @@
 """Minimum scores that meet a wish for precision, recall or F1 on validation data."""
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pycocotools.cocoeval import COCOeval
 
 from vitdense.errors import OptionError
+from vitdense.mm.train.coco_engines import Evaluation, Found
 from vitdense.runtime import least
 
+IOU = 0.5  # from which on an object is right
 FEWEST = 50  # right objects from a minimum score on, for its precision to mean something
 LEAST_F1 = 0.05  # below it, a detector finds next to nothing
 
@@ -25,6 +30,30 @@ class Matches:
     def of_class(self, label: int) -> "Matches":
         own = self.labels == label
         return Matches(self.scores[own], self.labels[own], self.right[own], self.truths[[label]])
+
+
+def match(evaluated: Evaluation) -> Matches:
+    """Which objects are right, as COCO matches them: the highest score first, each object of the truth once.
+
+    Those that match a crowd are left out.
+    """
+    truth = evaluated.truth
+    evaluation = COCOeval(truth.indexed(), truth.detections(Found(evaluated.found.boxes).rows()), "bbox")
+    params = evaluation.params
+    params.imgIds, params.iouThrs = sorted(evaluated.images), np.array([IOU])
+    params.catIds = list(range(1, len(truth.classes) + 1))
+    params.areaRng, params.areaRngLbl, params.maxDets = [[0, 1e10]], ["all"], [max(params.maxDets)]
+    with contextlib.redirect_stdout(io.StringIO()):  # its steps
+        evaluation.evaluate()
+    truths, rows = np.zeros(len(params.catIds), np.int64), []
+    for cell in filter(None, evaluation.evalImgs):
+        label = cell["category_id"] - 1
+        truths[label] += np.count_nonzero(~np.asarray(cell["gtIgnore"], bool))
+        counts = ~cell["dtIgnore"][0].astype(bool)
+        scores, right = np.float64(cell["dtScores"])[counts], cell["dtMatches"][0][counts] > 0
+        rows.append(np.stack([scores, np.full(len(scores), label), right], 1))
+    scores, labels, right = np.concatenate(rows or [np.zeros((0, 3))]).T
+    return Matches(scores, labels.astype(np.int64), right.astype(bool), truths)
 
 
 def parse_wish(text: str) -> tuple[str, float | None]:

@@ -21,6 +21,7 @@ from vitdense.export.program import export_program, save_program
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.export import INT8_BOUND
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.part import Part
 from vitdense.mm.export.samples import Sample, of_noise, of_one_size, of_photos, paths_of
@@ -30,10 +31,8 @@ from vitdense.mm.predictor import Predictor
 from vitdense.runtime import ENGINES
 from vitdense.seams import call
 
-FORMATS = ("pt2", "onnx")
 EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
 PHOTOS, HELD_BACK, CALIBRATION = 3, 20, 100  # of the test data to compare at, for int8; of the training data
-INT8_BOUND = 0.1
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Wish:
 
     Attributes:
         path: The file.
-        to: One of `FORMATS`.
+        to: One of `vitdense.mm.export.FORMATS`.
         static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
         precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.export.int8`.
         maps: Of a detector of boxes, its maps instead of its objects.

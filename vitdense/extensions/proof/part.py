@@ -1,0 +1,45 @@
+"""The proof of one of the models in a program: what it finds in photos and computes inside."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vitdense.extensions.proof.make import Computed, proof_of, recording, sampled, shrunk
+from vitdense.mm.cli.export import Made
+from vitdense.mm.data.shapes import draw_image
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.export.part import Part
+from vitdense.mm.export.samples import Sample, of_photos, paths_of
+from vitdense.mm.export.tasks import Task
+
+# How much of the width of each photo is in a proof: a program that resizes its positions is seen at two sizes.
+PARTS, DRAWN = (1, 0.75, 1), (256, 384)  # size of drawn photos, where the test data cannot be read
+
+
+def proof_of_part(program: Path, part: Part, model: Made) -> dict[str, np.ndarray]:
+    """The proof of one of the models in a program."""
+    predictor = part.predictor
+    try:
+        paths = paths_of(predictor.dataset, model.wish.images, len(PARTS))[: len(PARTS)]
+        photos = [predictor.reader.pixels(path) for path in paths]
+    except ConfigError:
+        photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i, _ in enumerate(PARTS)]
+    photos = [shrunk(photo[:, : math.ceil(share * photo.shape[1])]) for photo, share in zip(photos, PARTS)]
+    samples = [*of_photos(photos, predictor, part.about, preprocessing=False)]  # the model takes no photos itself
+    wanted = [computed(model.task, sample, part) for sample in samples]
+    with torch.autocast("cpu", torch.bfloat16):
+        halves = [computed(model.task, sample, part) for sample in samples]
+    return proof_of(program, part.name, part.about, model.wish.precision, photos, wanted, halves)
+
+
+def computed(task: Task, sample: Sample, part: Part) -> Computed:
+    """Maps among the outputs are those computed without a choice of the best: logits of pixels, queries and their
+    masks."""
+    with torch.no_grad(), recording(task) as blocks:
+        outputs = task(sample.image)
+    blocks = {name: x for name, x in blocks.items() if name.startswith(part.scope)}
+    outputs = {name: x.float() if x.is_floating_point() else x for name, x in part.own(outputs).items()}
+    maps = {} if "boxes" in outputs else {f"the output {part.start}{name}": sampled(x) for name, x in outputs.items()}
+    return Computed(blocks | maps, part.read(outputs, sample))
