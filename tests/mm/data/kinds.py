@@ -102,9 +102,7 @@ class Coco(Data):
         return ["detection", *folders, *self.options]
 
     def configs(self) -> dict[str, dict]:
-        return {
-            split: dict(type="CocoDataset", ann_file=f"{split}.json", data_prefix=dict(img=split)) for split in SPLITS
-        }
+        return {s: dict(type="CocoDataset", ann_file=f"{s}.json", data_prefix=dict(img=s)) for s in SPLITS}
 
 
 class Panoptic(Coco):
@@ -139,14 +137,10 @@ class Panoptic(Coco):
         return ["panoptic", *super().command()[1:], "--segments", "train_png", "--val-segments", "val_png"]
 
     def configs(self) -> dict[str, dict]:
-        return {
-            split: dict(
-                type="vitdense.PanopticDataset",
-                ann_file=f"{split}.json",
-                data_prefix=dict(img=split, seg=f"{split}_png"),
-            )
-            for split in SPLITS
-        }
+        own = super().configs()
+        for split, one in own.items():
+            one.update(type="vitdense.PanopticDataset", data_prefix=dict(img=split, seg=f"{split}_png"))
+        return own
 
 
 def png_of(ids: np.ndarray) -> bytes:
@@ -245,10 +239,8 @@ class Voc(Data):
         return found | {name: content for name, content in self.files.items() if name not in PHOTOS}
 
     def configs(self) -> dict[str, dict]:
-        return {
-            split: dict(type="XMLDataset", ann_file=f"{split}.txt", data_prefix=dict(sub_data_root=""))
-            for split in SPLITS
-        }
+        prefix = dict(sub_data_root="")
+        return {s: dict(type="XMLDataset", ann_file=f"{s}.txt", data_prefix=prefix) for s in SPLITS}
 
 
 class Said(SimpleNamespace):
@@ -385,10 +377,7 @@ class Tools:
     @staticmethod
     def _of_voc(sample: dict, dataset) -> dict:
         found = Tools._of_coco(sample, dataset)
-        truth = {
-            "bboxes": found["pred_instances"]["bboxes"],
-            "labels": found["pred_instances"]["labels"],
-        }
+        truth = {"bboxes": found["pred_instances"]["bboxes"], "labels": found["pred_instances"]["labels"]}
         return {
             **found,
             "gt_instances": truth,

@@ -1,6 +1,5 @@
 """COCO annotation files: what is read, and every fault in one line with its ids."""
 
-import gzip
 import json
 import os
 
@@ -69,35 +68,6 @@ def test_images_with_too_much_for_memory_are_named():
     data["annotations"] = [{**data["annotations"][0], "id": i, "bbox": [1, 2 + i / 10, 10, 20]} for i in range(50)]
     assert faults(data) == []
     assert faults(data, False)[0].startswith("images have masks of over 4 GiB")
-
-
-TEXT = json.dumps(content() | {"info": "K\u00e4fer"}, ensure_ascii=False)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (TEXT.encode("utf-8-sig"), None),
-        (TEXT.encode("utf-16"), "is not JSON in UTF-8"),
-        (TEXT.encode("latin-1"), "is not JSON in UTF-8"),
-        (gzip.compress(TEXT.encode()), "is not JSON in UTF-8"),
-        (TEXT.encode()[:-9], "is not JSON in UTF-8"),
-        (TEXT.encode() + b"{}", "is not JSON in UTF-8"),
-        (b"[" * 10**5, "is not JSON in UTF-8"),
-        (b"[]", "got no images and no categories"),
-        (b'{"images": []}', "got no images and no categories"),
-        (content() | {"annotations": None}, "got annotations .*expected a list of objects"),
-        (content() | {"annotations": {"a": 1}}, "got annotations .*expected a list of objects"),
-        (content() | {"annotations": [None]}, "got annotations .*expected a list of objects"),
-        (content() | {"images": ["a"]}, "got images .*expected a list of objects"),
-    ],
-)
-def test_a_file_of_another_kind_is_named(write, text, message):
-    if message is None:
-        assert len(read_coco(write(text)).sizes) == 2
-    else:
-        with pytest.raises(ConfigError, match=rf"some\.json:? {message}"):
-            read_coco(write(text))
 
 
 def test_images_that_are_used_for_training():
@@ -173,13 +143,11 @@ def at_the_start(repo, tmp_path, monkeypatch):
     """What the start of a training finds where an annotation has these changes."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
 
-    def find(pipeline=None, write=True, **changes):
-        (tmp_path / "annotations").mkdir(exist_ok=True)
-        for split in ("train", "val") if write else ():
-            (tmp_path / f"{split}2017").mkdir(exist_ok=True)
-            mask = {"segmentation": [[1, 2, 3, 4, 5, 6]]}
-            text = json.dumps(content(**mask | changes))
-            (tmp_path / f"annotations/instances_{split}2017.json").write_text(text)
+    def find(pipeline=None, **changes):
+        for folder in ("annotations", "train2017"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        text = json.dumps(content(**{"segmentation": [[1, 2, 3, 4, 5, 6]]} | changes))
+        (tmp_path / "annotations/instances_train2017.json").write_text(text)
         cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": f"{tmp_path}/"})
         cfg.train_dataloader.dataset.pipeline = pipeline or cfg.train_dataloader.dataset.pipeline
         return [str(fault) for fault in data.contents(cfg, sets.data_sets(cfg, ("train",))) if fault.grave]
@@ -187,14 +155,9 @@ def at_the_start(repo, tmp_path, monkeypatch):
     return find
 
 
-def test_errors_of_a_file_stop_a_training(at_the_start, monkeypatch):
-    assert at_the_start() == []
-    (line,) = at_the_start(image_id=7)
-    assert line.startswith("train_dataloader: ")
-    assert "an image that is not in the file: 1" in line
-    (line,) = at_the_start(segmentation=[[1, 2, 1e9, 4, 5, 6]])
-    assert "far outside" in line
-    monkeypatch.setenv("LOCAL_RANK", "1")  # one process of a machine reads
+def test_one_process_of_a_machine_reads(at_the_start, monkeypatch):
+    assert "an image that is not in the file: 1" in str(*at_the_start(image_id=7))
+    monkeypatch.setenv("LOCAL_RANK", "1")
     assert at_the_start(image_id=7) == []
 
 

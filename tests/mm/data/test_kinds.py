@@ -1,6 +1,7 @@
 """One table of what data sets have wrong: `new`, `check`, a training and a test say the same of each."""
 
 import copy
+import io
 import json
 
 import numpy as np
@@ -104,10 +105,6 @@ def rename(content):
     content["categories"].reverse()
 
 
-def shares(box):
-    return [box[0] / W, box[1] / H, box[2] / W, box[3] / H]
-
-
 def corners(item):
     x, y, w, h = item["bbox"]
     return [x, y, x + w, y + h]
@@ -166,26 +163,26 @@ def raw(change):
     return apply
 
 
-def turn_annotated(data):
-    """Photos that are turned by EXIF, annotated as they are shown."""
-    for split, number in SPLITS.items():
-        for i in range(number):
-            data.files[f"{split}/{i}.jpg"] = photo(50 + 10 * len(split) + i, (H, W), turned=6)
+def turned(size, form="JPEG"):
+    """Photos of this size, as stored, that are turned by EXIF."""
+
+    def apply(data):
+        for i, name in enumerate([name for name in data.files if name.endswith(".jpg")]):
+            data.files[name if form == "JPEG" else f"{name[:-3]}webp"] = photo(50 + i, size, form, turned=6)
+
+    return apply
 
 
-def turn_stored(data):
-    """Photos that are turned by EXIF, annotated as they are stored."""
-    for split, number in SPLITS.items():
-        for i in range(number):
-            data.files[f"{split}/{i}.jpg"] = photo(50 + 10 * len(split) + i, turned=6)
+def webp(item):
+    return item["file_name"].replace("jpg", "webp")
 
 
-def webp_turned(data):
-    for split, number in SPLITS.items():
-        content = getattr(data, split)
-        for i in range(number):
-            content["images"][i]["file_name"] = f"{i}.webp"
-            data.files[f"{split}/{i}.webp"] = photo(50 + 10 * len(split) + i, (H, W), "WEBP", turned=6)
+def also(*changes):
+    def apply(data):
+        for change in changes:
+            change(data)
+
+    return apply
 
 
 def absent(name):
@@ -204,21 +201,13 @@ def shared_file(data):
 
 COCO = {  # change, what is right, words of the message
     "sound": (both(lambda content: None), FINE),
-    "keys that nobody reads": (both(seq(put("info", {"categories": []}), put("licenses", []), every(note="x"))), FINE),
     "a BOM": (raw(lambda text: b"\xef\xbb\xbf" + text.encode()), FINE),
     "names that are not ASCII": (both(joined("кот", "狗")), FINE),
-    "names with spaces and commas": (both(joined("red cat", "dog, wild")), FINE),
-    "category ids from 0": (both(renumber("categories", "category_id", lambda i: i - 1)), FINE),
     "category ids with gaps": (both(renumber("categories", "category_id", lambda i: 40 * i)), FINE),
-    "negative category ids": (both(renumber("categories", "category_id", lambda i: -i)), FINE),
     "annotation ids from 0": (both(renumber("annotations", None, lambda i: i - 2)), FINE),
-    "negative annotation ids": (both(renumber("annotations", None, lambda i: -i)), FINE),
     "image ids above 2**53": (both(renumber("images", "image_id", lambda i: BIG + i)), FINE),
-    "annotation ids above 2**53": (both(renumber("annotations", None, lambda i: BIG + i)), FINE),
     "image ids from 0": (both(renumber("images", "image_id", lambda i: i - 1)), FINE),
-    "negative image ids": (both(renumber("images", "image_id", lambda i: -i)), FINE),
     "categories of the validation in another order": (val(rename), FINE),
-    "categories of both in reverse order": (both(rename), FINE),
     "images in another order": (both(lambda content: content["images"].reverse()), FINE),
     "run-length codes": (both(every(segmentation=rle)), FINE),
     "compressed run-length codes": (both(every(segmentation=packed)), FINE),
@@ -247,13 +236,10 @@ COCO = {  # change, what is right, words of the message
         ],
         FINE,
     ),
-    "photos turned by EXIF, annotated as shown": (turn_annotated, FINE),
-    "WebP turned by EXIF, annotated as shown": (webp_turned, FINE),
+    "photos turned by EXIF, annotated as shown": (turned((H, W)), FINE),
+    "WebP turned, annotated as shown": (also(turned((H, W), "WEBP"), both(every("images", file_name=webp))), FINE),
     "a grey photo": (image("train/0.jpg", encoded(Image.new("L", (W, H)), "JPEG")), FINE),
-    "a PNG with alpha": (image("train/0.jpg", encoded(Image.new("RGBA", (W, H)))), FINE),
     "rotation 0 of CVAT": (both(every(attributes={"occluded": False, "rotation": 0.0})), FINE),
-    "isthing of a panoptic file": (both(every("categories", isthing=1)), FINE),
-    "supercategories": (both(every("categories", supercategory="animal")), FINE),
     "ignore 0": (both(every(ignore=0)), FINE),
     # What is warned of
     "CVAT's rotation": (both(one(attributes={"rotation": 45.0})), WARNED, "rotation"),
@@ -263,7 +249,6 @@ COCO = {  # change, what is right, words of the message
     "half of the objects crowds": (both(every(step=2, iscrowd=1, segmentation=rle)), WARNED, "crowds"),
     "half of the objects ignored": (both(every(step=2, ignore=1)), WARNED, "ignore"),
     "an area of 1e11": (both(one(area=1e11)), WARNED, "area"),
-    "an area of 1": (both(every(area=1.0)), WARNED, "area"),
     "an area in shares": (both(every(area=lambda a: a["area"] / W / H)), WARNED, "area"),
     "a polygon beside its box": (both(one(segmentation=moved(30))), WARNED, "polygon"),
     "a mask without a pixel": (both(one(segmentation={"size": [H, W], "counts": [H * W]})), WARNED, "no pixel"),
@@ -300,76 +285,40 @@ COCO = {  # change, what is right, words of the message
     "a validation without annotations": (val(put("annotations", [])), WARNED, "evaluate"),
     "the validation is the training": (shared_file, WARNED, "train"),
     "images in both, by bytes": (same_images, WARNED, "both"),
-    "16 bits": (
-        image("train/0.jpg", encoded(np.full((H, W), 4000, np.uint16))),
-        WARNED,
-        "8 bits",
-    ),
+    "16 bits": (image("train/0.jpg", encoded(np.full((H, W), 4000, np.uint16))), WARNED, "8 bits"),
     # What is refused
     "UTF-16": (raw(lambda text: text.encode("utf-16")), REFUSED, "train.json"),
-    "Latin-1": (
-        raw(lambda text: text.replace("cat", "c\u00e4t", 2).replace("\\u00e4", "\u00e4").encode("latin-1")),
-        REFUSED,
-        "train.json",
-    ),
     "cut": (raw(lambda text: text[: len(text) // 2].encode()), REFUSED, "train.json"),
-    "empty": (raw(lambda text: b""), REFUSED, "train.json"),
     "a list": (raw(lambda text: b"[]"), REFUSED, "train.json"),
-    "an image": (raw(lambda text: photo(1)), REFUSED, "train.json"),
     "nested without end": (raw(lambda text: b"[" * 100000), REFUSED, "train.json"),
     "no images": (both(put("images", [])), REFUSED, "images"),
     "no categories": (both(put("categories", [])), REFUSED, "categories"),
-    "images null": (both(put("images", None)), REFUSED, "images"),
     "annotations null": (both(put("annotations", None)), REFUSED, "annotations"),
+    "an annotation null": (both(put("annotations", [None])), REFUSED, "annotations"),
     "no annotations": (both(put("annotations", [])), REFUSED, "nothing to learn"),
     "no annotations to learn": (train(put("annotations", [])), REFUSED, "nothing to learn"),
-    "images a dict": (
-        both(lambda c: c.update(images={str(i): x for i, x in enumerate(c["images"])})),
-        REFUSED,
-        "images",
-    ),
     "image_id of no image": (both(one(image_id=99)), REFUSED, "image"),
     "image_id a string": (both(every(image_id=lambda a: str(a["image_id"]))), REFUSED, "image_id"),
-    "image ids strings": (both(every("images", id=lambda a: str(a["id"]))), REFUSED, "id"),
     "category_id of none": (both(one(category_id=99)), REFUSED, "category"),
-    "category_id null": (both(one(category_id=None)), REFUSED, "category_id"),
     "image ids twice": (both(one("images", 1, id=1)), REFUSED, "same id"),
     "annotation ids twice": (both(one("annotations", 1, id=2)), REFUSED, "same id"),
     "category ids twice": (both(one("categories", 1, id=1)), REFUSED, "same id"),
     "names twice": (both(joined("cat", "cat")), REFUSED, "same name"),
     "a name that is no text": (both(one("categories", name=7)), REFUSED, "name"),
     "an empty name": (both(one("categories", name="")), REFUSED, "name"),
-    "a name of blanks": (both(one("categories", name="  ")), REFUSED, "name"),
     "a name with an escape": (both(one("categories", name="c\x1b[31mat")), REFUSED, "control"),
     "a file name with an escape": (both(one("images", file_name="\x1b]0;0.jpg")), REFUSED, "control"),
     "file_name absent": (both(one("images", file_name=...)), REFUSED, "file_name"),
     "an image without a size": (both(one("images", width=...)), REFUSED, "width"),
     "width 0": (both(one("images", width=0)), REFUSED, "width"),
-    "width NaN": (both(one("images", width=NAN)), REFUSED, "width"),
     "width and height swapped": (both(every("images", width=H, height=W)), REFUSED, "size"),
-    "another size": (both(every("images", width=2 * W, height=2 * H)), REFUSED, "size"),
     "a box of two numbers": (both(one(bbox=[1, 2])), REFUSED, "four numbers"),
-    "a box of five numbers": (both(every(bbox=lambda a: [*a["bbox"], 30])), REFUSED, "four numbers"),
     "a box NaN": (both(one(bbox=[1, NAN, 3, 4])), REFUSED, "four numbers"),
-    "a box infinite": (both(one(bbox=[1, INF, 3, 4])), REFUSED, "four numbers"),
-    "a box of texts": (both(one(bbox=["1", "2", "3", "4"])), REFUSED, "four numbers"),
     "a box null": (both(one(bbox=None)), REFUSED, "bbox"),
-    "a box a dict": (both(one(bbox={"x": 1, "y": 1, "w": 1, "h": 1})), REFUSED, "bbox"),
-    "an area absent": (both(one(area=...)), REFUSED, "area"),
     "an area NaN": (both(one(area=NAN)), REFUSED, "area"),
     "a bool in a box": (both(one(bbox=[True, 10, 20, 20])), REFUSED, "four numbers"),
-    "boxes in shares": (both(every(bbox=lambda a: shares(a["bbox"]))), REFUSED, "in pixels"),
+    "boxes in shares": (both(every(bbox=lambda a: [v / W for v in a["bbox"]])), REFUSED, "in pixels"),
     "boxes as corners": (both(every(bbox=corners)), REFUSED, "corners"),
-    "boxes as centres": (
-        both(every(bbox=lambda a: [75, 10, 8, 8], area=64, segmentation=square(71, 6, 8, 8))),
-        REFUSED,
-        "polygon",
-    ),
-    "polygons in shares": (
-        both(every(segmentation=lambda a: square(*shares(a["bbox"])))),
-        REFUSED,
-        "polygon",
-    ),
     "all polygons beside their boxes": (both(every(segmentation=moved(-9, 25))), REFUSED, "polygon"),
     "crowds only": (both(every(iscrowd=1, segmentation=rle)), REFUSED, "crowds"),
     "ignored only": (both(every(ignore=1)), REFUSED, "ignored"),
@@ -377,22 +326,12 @@ COCO = {  # change, what is right, words of the message
     "ignore a text": (both(one(ignore="false")), REFUSED, "ignore"),
     "areas 0": (both(every(area=0)), REFUSED, "none is learned"),
     "segmentation {}": (both(one(segmentation={})), REFUSED, "segmentation"),
-    "segmentation [[]]": (both(one(segmentation=[[]])), REFUSED, "three points"),
     "segmentation null": (both(one(segmentation=None)), REFUSED, "segmentation"),
-    "segmentation []": (both(one(segmentation=[])), REFUSED, "segmentation"),
     "segmentation absent": (both(one(segmentation=...)), REFUSED, "segmentation"),
     "segmentation flat": (both(one(segmentation=lambda a: moved(0)(a)[0])), REFUSED, "polygons"),
-    "segmentation of points": (both(one(segmentation=[[[1, 1], [9, 1], [9, 9]]])), REFUSED, "numbers"),
-    "segmentation a string": (both(one(segmentation="abc")), REFUSED, "RLE"),
-    "a polygon of one point": (both(one(segmentation=[[1, 1]])), REFUSED, "three points"),
     "a polygon of half a point": (both(one(segmentation=[[1, 1, 9, 1, 9, 9, 1]])), REFUSED, "half a point"),
     "a polygon with NaN": (both(one(segmentation=[[NAN, 1, 9, 1, 9, 9]])), REFUSED, "finite"),
     "a polygon at 1e9": (both(one(segmentation=[[1e9, 1, 9, 1, 9, 9]])), REFUSED, "far outside"),
-    "run-length codes of another size": (
-        both(one(segmentation={"size": [7, 9], "counts": [0, 63]})),
-        REFUSED,
-        "another size",
-    ),
     "run-length codes of width and height": (
         both(every(segmentation=lambda a: {**rle(a), "size": [W, H]})),
         REFUSED,
@@ -404,15 +343,9 @@ COCO = {  # change, what is right, words of the message
         "counts",
     ),
     "run-length codes of garbage": (both(one(segmentation={"size": [H, W], "counts": "ooooooo0"})), REFUSED, "counts"),
-    "run-length codes that are negative": (
-        both(one(segmentation={"size": [H, W], "counts": [-5, H * W + 5]})),
-        REFUSED,
-        "counts",
-    ),
     "another name in the validation": (val(joined("Cat", "Dog")), REFUSED, "Cat"),
-    "photos turned by EXIF, annotated as stored": (turn_stored, REFUSED, "EXIF"),
+    "photos turned by EXIF, annotated as stored": (turned((W, H)), REFUSED, "EXIF"),
     "an image that does not exist": (absent("train/1.jpg"), REFUSED, "not exist"),
-    "an image of no byte": (image("train/1.jpg", b""), REFUSED, "1.jpg"),
     "an image of text": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
     "an image that is cut": (image("train/1.jpg", photo(1)[:-200]), REFUSED, "1.jpg"),
     "a backslash in file names": (
@@ -456,39 +389,25 @@ def listed(data):
     data.yaml |= {"train": "train.txt", "val": "val.txt"}
 
 
-def yolo_turned(data):
-    for split, number in SPLITS.items():
-        for i in range(number):
-            data.files[f"images/{split}/{i}.jpg"] = photo(50 + 10 * len(split) + i, (H, W), turned=6)
-
-
 BOX = "0 0.25 0.333333 0.25 0.333333"
 POLYGON = "1 0.5 0.33 0.875 0.33 0.875 0.73 0.5 0.73"
 YOLO = {
     "sound": (entry(), FINE),
     "names by number": (entry(names="{0: cat, 1: dog}"), FINE),
     "quoted names": (entry(names="['yes', '007']"), FINE),
-    "nc": (entry(nc=2), FINE),
-    "a path": (entry(path="."), FINE),
     "roboflow's folders": (entry(train="../images/train", val="../images/val"), FINE),
-    "keys that nobody reads": (entry(download="none", license="MIT"), FINE),
-    "a test split": (entry(test="images/val"), FINE),
     "a list of folders": (entry(train="[images/train]"), FINE),
     "lists of files": (listed, FINE),
     "polygons": (lines("0 0.125 0.17 0.375 0.17 0.375 0.5 0.125 0.5", POLYGON), FINE),
     "boxes and polygons": (lines(BOX, POLYGON), FINE),
     "tabs and blank lines": (lines(BOX.replace(" ", "\t"), "", "1 0.6875 0.533333 0.375 0.4  "), FINE),
-    "Windows' ends of lines": (lines(BOX + "\r", "1 0.6875 0.533333 0.375 0.4\r"), FINE),
     "a class as 0.0": (lines(BOX.replace("0 ", "0.0 ", 1), "1 0.6875 0.533333 0.375 0.4"), FINE),
     "an empty label file": (label(b""), FINE),
-    "a BOM in a label file": (label(b"\xef\xbb\xbf" + BOX.encode()), FINE),
     "a BOM in data.yaml": (
         label(b"\xef\xbb\xbftrain: images/train\nval: images/val\nnames: [cat, dog]\n", "data.yaml"),
         FINE,
     ),
-    "names that are not ASCII": (entry(names="[кот, 狗]"), FINE),
-    "photos turned by EXIF": (yolo_turned, FINE),
-    "channels: 3": (entry(channels=3), FINE),
+    "photos turned by EXIF": (turned((H, W)), FINE),
     "an object twice": (lines(BOX, BOX, "1 0.6875 0.533333 0.375 0.4"), WARNED, "box and class of another"),
     "a box without area": (lines(BOX, "1 0.6875 0.533333 0 0.4"), WARNED, "no area"),
     "a class without objects": (entry(names="[cat, dog, owl]"), WARNED, "owl"),
@@ -502,20 +421,9 @@ YOLO = {
     "kpt_shape": (entry(kpt_shape="[1, 3]"), REFUSED, "kpt_shape"),
     "channels: 4": (entry(channels=4), REFUSED, "channels"),
     "train empty": (entry(train="''"), REFUSED, "train"),
-    "val empty": (entry(val=""), REFUSED, "val"),
-    "train null": (entry(train="null"), REFUSED, "train"),
     "train an empty list": (entry(train="[]"), REFUSED, "train"),
-    "train a number": (entry(train=7), REFUSED, "train"),
-    "train a dict": (entry(train="{a: b}"), REFUSED, "train"),
-    "a list with a number": (entry(train="[7]"), REFUSED, "train"),
     "train absent": (entry(train=...), REFUSED, "train"),
-    "val absent": (entry(val=...), REFUSED, "val"),
     "a folder that does not exist": (entry(train="images/nowhere"), REFUSED, "nowhere"),
-    "a list file without lines": (
-        lambda d: (d.files.update({"t.txt": b"\n"}), entry(train="t.txt")(d)),
-        REFUSED,
-        "t.txt",
-    ),
     "a list file with an absent image": (
         lambda d: (d.files.update({"t.txt": b"images/train/9.jpg"}), entry(train="t.txt")(d)),
         REFUSED,
@@ -523,48 +431,28 @@ YOLO = {
     ),
     "names absent": (entry(names=...), REFUSED, "names"),
     "names empty": (entry(names="[]"), REFUSED, "names"),
-    "names a text": (entry(names="cat"), REFUSED, "names"),
     "names yes and no": (entry(names="[yes, no]"), REFUSED, "quotes"),
-    "names on and off": (entry(names="{0: on, 1: off}"), REFUSED, "quotes"),
-    "a name ~": (entry(names="[cat, ~]"), REFUSED, "quotes"),
     "a name 007": (entry(names="[007, dog]"), REFUSED, "quotes"),
-    "a name 0x10": (entry(names="[0x10, dog]"), REFUSED, "quotes"),
-    "a name that is a date": (entry(names="[2024-01-01, dog]"), REFUSED, "quotes"),
     "an empty name": (entry(names="['', dog]"), REFUSED, "name"),
     "names twice": (entry(names="[cat, cat]"), REFUSED, "name"),
     "a name with an escape": (entry(names='["c\\e[31m", dog]'), REFUSED, "control"),
-    "keys of names mixed": (entry(names='{0: cat, "1": dog}'), REFUSED, "names"),
     "names from 1": (entry(names="{1: cat, 2: dog}"), REFUSED, "names"),
-    "names with a gap": (entry(names="{0: cat, 2: dog}"), REFUSED, "names"),
     "another nc": (entry(nc=3), REFUSED, "nc"),
     "path a number": (entry(path=2024), REFUSED, "path"),
-    "path a list": (entry(path="[data]"), REFUSED, "path"),
     "data.yaml a list": (label(b"- a\n", "data.yaml"), REFUSED, "data.yaml"),
-    "data.yaml empty": (label(b"", "data.yaml"), REFUSED, "data.yaml"),
-    "data.yaml in UTF-16": (label("names: [a]".encode("utf-16"), "data.yaml"), REFUSED, "data.yaml"),
     "data.yaml that is no YAML": (label(b"names: [a\n", "data.yaml"), REFUSED, "data.yaml"),
-    "data.yaml in Latin-1": (label("names: [ä]".encode("latin-1"), "data.yaml"), REFUSED, "data.yaml"),
     "no labels": (no_labels, REFUSED, "labels"),
-    "a class too many": (lines("2 0.5 0.5 0.2 0.2"), REFUSED, "class 2"),
     "classes from 1": (lines("1 0.5 0.5 0.2 0.2", "2 0.5 0.5 0.2 0.2"), REFUSED, "class 2"),
     "a negative class": (lines("-1 0.5 0.5 0.2 0.2"), REFUSED, "class -1"),
-    "a class 0.5": (lines("0.5 0.5 0.5 0.2 0.2"), REFUSED, "class 0.5"),
     "a class by name": (lines("cat 0.5 0.5 0.2 0.2"), REFUSED, "cat"),
     "boxes in pixels": (lines("0 20 20 10 10"), REFUSED, "shares"),
     "a share of 1.2": (lines("0 1.2 0.5 0.2 0.2"), REFUSED, "shares"),
-    "a share of -0.2": (lines("0 -0.2 0.5 0.2 0.2"), REFUSED, "shares"),
     "NaN": (lines("0 nan 0.5 0.2 0.2"), REFUSED, "shares"),
-    "three values": (lines("0 0.5 0.5 0.2"), REFUSED, "3 values"),
     "a score after the box": (lines("0 0.5 0.5 0.2 0.2 0.9"), REFUSED, "5 values"),
-    "the class alone": (lines("0"), REFUSED, "0 values"),
     "half a point": (lines("0 0.1 0.1 0.5 0.1 0.5 0.5 0.2"), REFUSED, "7 values"),
-    "points with visibility 2": (lines("0 0.5 0.5 0.2 0.2 0.5 0.5 2 0.4 0.4 2"), REFUSED, "shares"),
     "commas": (lines("0,0.5,0.5,0.2,0.2"), REFUSED, "lines are no objects"),
-    "text": (lines("a cat and a dog"), REFUSED, "lines are no objects"),
     "a label file in UTF-16": (label(BOX.encode("utf-16")), REFUSED, "labels/train/0.txt"),
-    "a label file that is an image": (label(photo(1)), REFUSED, "labels/train/0.txt"),
     "an image that cannot be read": (label(b"no image", "images/train/0.jpg"), REFUSED, "images/train/0.jpg"),
-    "an image of no byte": (label(b"", "images/train/0.jpg"), REFUSED, "images/train/0.jpg"),
 }
 
 # ---- label maps
@@ -585,14 +473,6 @@ def option(*options, classes=None):
     def apply(data):
         data.options += options
         data.classes = classes or data.classes
-
-    return apply
-
-
-def also(*changes):
-    def apply(data):
-        for change in changes:
-            change(data)
 
     return apply
 
@@ -647,12 +527,11 @@ MAPS = {
     "without unlabelled pixels": (maps(without_255), FINE),
     "16 bits": (maps(lambda x: x.astype(np.uint16)), FINE),
     "palettes": (with_palette, FINE),
-    "a TIFF": (suffix(".tif", "TIFF"), FINE),
     "reduce_zero_label": (also(option("--reduce-zero-label"), maps(lambda x: (x + 1).astype(np.uint8))), FINE),
     "names that are not ASCII": (option(classes="кот,狗,sky"), FINE),
     "a file of names": (names_file(b"cat\ndog\nsky\n"), FINE),
     "a file of names with a BOM": (names_file(b"\xef\xbb\xbfcat\r\ndog\r\nsky\r\n"), FINE),
-    "photos turned by EXIF": (turn_annotated, FINE),
+    "photos turned by EXIF": (turned((H, W)), FINE),
     "a class absent from the validation": (maps(lambda x: np.where(x == 1, 2, x).astype(np.uint8), ("val",)), FINE),
     "a class that never occurs": (option(classes="cat,dog,sky,owl"), WARNED, "owl"),
     "JPEG": (also(suffix(".jpg", "JPEG"), option(classes=many(255))), WARNED, "JPEG"),
@@ -663,56 +542,29 @@ MAPS = {
     ),
     "images of another suffix": (image("train/7.png", photo(7, form="PNG")), WARNED, "suffix"),
     "a value without a class": (maps(lambda x: (x + (x == 2)).astype(np.uint8)), REFUSED, "no class"),
-    "values of 16 bits": (maps(lambda x: x.astype(np.uint16) * 300), REFUSED, "no class"),
-    "300 classes": (
-        also(option(classes=many(300)), maps(lambda x: np.where(x == 2, 299, x).astype(np.uint16))),
-        REFUSED,
-        "255",
-    ),
     "256 classes, the last of them 255": (option(classes=many(256)), REFUSED, "255"),
     "a negative value": (suffix(".tif", "TIFF"), FINE),
-    "floating-point values": (
-        also(maps(lambda x: x.astype(np.float32)), lambda d: suffix_of(d, ".tif")),
-        REFUSED,
-        "float32",
-    ),
-    "NaN": (
-        also(maps(lambda x: np.full(x.shape, NAN, np.float32)), lambda d: suffix_of(d, ".tif")),
-        REFUSED,
-        "float32",
-    ),
+    "floating-point values": (also(maps(lambda x: x.astype(np.float32)), suffix(".tif", "TIFF")), REFUSED, "float32"),
     "colours": (maps(lambda x: np.dstack([x, x // 2, x * 0])), REFUSED, "one channel"),
-    "three equal channels": (maps(lambda x: np.dstack([x, x, x])), REFUSED, "one channel"),
     "alpha": (maps(lambda x: np.dstack([x, x])), REFUSED, "one channel"),
     "all unlabelled": (maps(lambda x: np.full_like(x, 255)), REFUSED, "nothing to learn"),
-    "all 0 with reduce_zero_label": (also(option("--reduce-zero-label"), maps(np.zeros_like)), REFUSED, "nothing to"),
     "a validation that is unlabelled": (maps(lambda x: np.full_like(x, 255), ("val",)), REFUSED, "nothing to evaluate"),
     "masks of 0 and 255": (
         also(option(classes="no,yes"), maps(lambda x: np.where(x == 2, 0, 255).astype(np.uint8))),
         REFUSED,
         "255",
     ),
-    "classes from 1": (maps(lambda x: (x + 1).astype(np.uint8)), REFUSED, "no class"),
     "another size": (maps(lambda x: x[:-4]), REFUSED, "another size"),
-    "transposed": (maps(lambda x: x.T.copy()), REFUSED, "another size"),
     "a map that does not exist": (map_file(None), REFUSED, "not exist"),
     "a map of text": (map_file(b"no image"), REFUSED, "cannot be read"),
-    "a map of no byte": (map_file(b""), REFUSED, "cannot be read"),
     "a map that is cut": (map_file(encoded(Maps.labels())[:-30]), REFUSED, "0.png"),
     "an image that cannot be read": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
-    "the photos as maps": (map_file(photo(3, form="PNG")), REFUSED, "one channel"),
     "names in Latin-1": (names_file("k\u00e4t\ndog\nsky\n".encode("latin-1")), REFUSED, "names.txt"),
     "names twice": (option(classes="cat,cat,sky"), REFUSED, "same name"),
     "a name with an escape": (option(classes="c\x1b[31m,dog,sky"), REFUSED, "control"),
     "one name": (option(classes="cat"), REFUSED),
     "too few names": (option(classes="cat,dog"), REFUSED, "no class"),
 }
-
-
-def suffix_of(data, new):
-    for name in list(data.maps):
-        data.files[name.replace(".png", new)] = encoded(Image.fromarray(data.maps.pop(name)), "TIFF")
-    data.suffix = new
 
 
 # ---- panoptic
@@ -750,8 +602,6 @@ def pngs(change, form="PNG"):
 
     def apply(data):
         for name in [name for name in data.files if "_png/" in name]:
-            import io
-
             data.files[name] = encoded(change(Image.open(io.BytesIO(data.files[name]))), form)
 
     return apply
@@ -759,6 +609,12 @@ def pngs(change, form="PNG"):
 
 def of_array(change):
     return pngs(lambda picture: np.ascontiguousarray(change(np.asarray(picture))))
+
+
+def panoptic_of_training(data):
+    data.val = data.train
+    for name in [name for name in data.files if name.startswith("train")]:
+        data.files[name.replace("train", "val")] = data.files[name]
 
 
 PANOPTIC = {
@@ -772,24 +628,10 @@ PANOPTIC = {
     ),
     "a crowd": (both(segments(iscrowd=1)), FINE),
     "category ids with gaps": (both(renumber("categories", "category_id", lambda i: 7 * i)), FINE),
-    "image ids above 2**53": (both(renumber("images", "image_id", lambda i: BIG + i)), FINE),
     "a BOM": (raw(lambda text: b"\xef\xbb\xbf" + text.encode()), FINE),
     "no stuff": (also(both(every("categories", isthing=1))), WARNED, "stuff"),
     "a class without segments": (both(add("categories", id=99, name="owl")), WARNED, "owl"),
-    "the validation is the training": (
-        lambda d: (
-            setattr(d, "val", d.train),
-            [d.files.__setitem__(f"val{k}", d.files[f"train{k}"]) for k in ("/0.jpg", "/1.jpg")],
-            d.files.update(
-                {
-                    f"val{k}": v
-                    for k, v in (("/2.jpg", d.files["train/2.jpg"]), ("_png/2.png", d.files["train_png/2.png"]))
-                }
-            ),
-        ),
-        WARNED,
-        "both",
-    ),
+    "the validation is the training": (panoptic_of_training, WARNED, "both"),
     "ids that are not in the PNGs": (both(segments(id=77)), REFUSED, "no pixel"),
     "no segments": (both(all_segments(list.clear)), REFUSED, "no annotations"),
     "a segment that is not in the file": (both(drop_segment), REFUSED, "no segment in the file"),
@@ -797,29 +639,20 @@ PANOPTIC = {
     "iscrowd a text": (both(segments(iscrowd="0")), REFUSED, "iscrowd"),
     "an id twice": (both(all_segments(lambda s: s.append(dict(s[0])))), REFUSED, "twice"),
     "stuff in several segments": (both(segments(category_id=30)), REFUSED, "stuff"),
-    "isthing absent": (both(one("categories", isthing=...)), REFUSED, "isthing"),
     "segments_info absent": (both(one(segments_info=...)), REFUSED, "segments_info"),
-    "segments_info of texts": (both(one(segments_info=["a"])), REFUSED, "segments"),
     "a segment without category_id": (both(segments(category_id=...)), REFUSED, "category_id"),
     "a box of a segment of texts": (both(segments(bbox=["a"] * 4)), REFUSED, "four numbers"),
-    "names twice": (both(joined("cat", "cat")), REFUSED, "same name"),
-    "image ids twice": (both(one("images", 1, id=1)), REFUSED, "same id"),
     "an image that is annotated twice": (both(add("annotations")), REFUSED, "twice"),
     "an image without annotation": (both(lambda c: c["annotations"].pop()), REFUSED, "no annotation"),
     "an annotation of no image": (both(one(image_id=99)), REFUSED, "not in the file"),
     "instances": (both(every(segments_info=..., bbox=[1, 1, 9, 9], category_id=10)), REFUSED, "segments_info"),
     "PNGs in BGR": (of_array(lambda x: x[..., ::-1]), REFUSED, "no pixel"),
     "grey PNGs": (pngs(lambda p: p.convert("L")), REFUSED, "PNG"),
-    "PNGs of 16 bits": (pngs(lambda p: np.asarray(p)[..., 0].astype(np.uint16)), REFUSED, "PNG"),
     "PNGs of another size": (of_array(lambda x: x[:-4]), REFUSED, "another size"),
-    "the images as PNGs": (pngs(lambda p: Image.new("RGB", (W, H), (90, 4, 7))), REFUSED, "no pixel"),
     "JPEG in the place of PNGs": (pngs(lambda p: p, "JPEG"), REFUSED, "PNG"),
     "a PNG that does not exist": (absent("train_png/1.png"), REFUSED, "not exist"),
-    "a PNG of text": (image("train_png/1.png", b"text"), REFUSED, "1.png"),
-    "a PNG of no byte": (image("train_png/1.png", b""), REFUSED, "1.png"),
     "a PNG that is cut": (image("train_png/1.png", png_of(np.full((H, W), 3))[:40]), REFUSED, "1.png"),
     "an image that does not exist": (absent("train/1.jpg"), REFUSED, "1.jpg"),
-    "an image of another size": (image("train/1.jpg", photo(1, (W, H + 9))), REFUSED, "size"),
     "all unlabelled": (also(both(all_segments(list.clear)), of_array(lambda x: x * 0)), REFUSED, "nothing to learn"),
 }
 
@@ -843,10 +676,8 @@ VOC = {
     "names in another case": (voc("cat", "Dog"), REFUSED, "Dog"),
     "another name": (voc("cat", "owl"), REFUSED, "owl"),
     "a name more": (voc("cat", "dog", "owl"), WARNED, "owl"),
-    "no name that is a class": (voc("owl", "fox"), REFUSED, "owl"),
     "a class without objects": (voc("cat", "dog", classes=("cat", "dog", "owl")), WARNED, "owl"),
     "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),
-    "XML of no byte": (xml(b""), REFUSED, "train0.xml"),
     "an object without a box": (
         xml(b"<annotation><object><name>cat</name></object></annotation>"),
         REFUSED,
@@ -887,7 +718,7 @@ def test_coco(name, bases, tmp_path, monkeypatch):
 
 
 OF_MASKS = ["segmentation null", "segmentation absent", "segmentation flat", "all polygons beside their boxes"]
-OF_MASKS += ["polygons in shares", "a polygon of half a point", "run-length codes of another size"]
+OF_MASKS += ["a polygon with NaN", "a polygon of half a point", "run-length codes of width and height"]
 
 
 @pytest.mark.parametrize("name", OF_MASKS)

@@ -105,8 +105,7 @@ def test_another_data_set_or_folder_is_refused_and_unchanged(drawn, tmp_path, ch
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [{"num_train": 0}, {"num_val": 0}, {"image_size": (256, 32)}, {"image_size": (256, 256, 3)}],
+    "arguments", [{"num_train": 0}, {"num_val": 0}, {"image_size": (256, 32)}, {"image_size": (256, 256, 3)}]
 )
 def test_arguments_out_of_range_are_named(tmp_path, arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
