@@ -10,7 +10,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.config.arguments import add_amp, add_inference_arguments, add_onednn, add_tiles, make_parser
+from vitdense.mm.config.arguments import add_inference_arguments, add_prediction, make_parser
 from vitdense.seams import call, done_instead
 
 
@@ -44,9 +44,7 @@ def main() -> None:
         action="store_true",
         help="segmentors: label maps have indices of classes from 0, not the values of the data set's own label maps",
     )
-    add_tiles(parser)
-    add_amp(parser)
-    add_onednn(parser)
+    add_prediction(parser)
     parser.apart("--as-dataset", "--out-dir", "--format", "--indices")
     call("predict", "add_options", parser)
     args = parser.parse_args()

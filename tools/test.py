@@ -10,7 +10,7 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
-from vitdense.mm.config.arguments import add_amp, add_checkpoint, add_onednn, add_run_arguments, add_tiles, make_parser
+from vitdense.mm.config.arguments import add_checkpoint, add_prediction, add_run_arguments, make_parser
 from vitdense.mm.config.asked import Asked
 from vitdense.seams import done_instead
 
@@ -20,9 +20,7 @@ def main() -> None:
     add_run_arguments(parser, "test")
     add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")
-    add_tiles(parser)
-    add_amp(parser)
-    add_onednn(parser)
+    add_prediction(parser)
     parser.apart("--tta", "--tiles")
     args = parser.parse_args()
 

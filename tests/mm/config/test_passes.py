@@ -289,7 +289,7 @@ def test_description_has_a_line_for_a_key():
     ]
     assert list(describe(changes)) == [
         *("a", "    train_dataloader.num_workers: 2 -> 0", "    val_dataloader.num_workers: 2 -> 0", "b"),
-        '    metainfo.classes: absent -> 80 values, "class 0" to "class 79"',
+        '    metainfo.classes: absent -> ["class 0", "class 1", "class 2", "class 3", "class 4", "...',
     ]
 
 

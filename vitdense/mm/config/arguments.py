@@ -17,53 +17,47 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rules: list[Callable[[set[str], Collection[str]], str | None]] = []  # of options and keys that are given
+        self.rules: list[tuple[str, Callable[[set[str], Collection[str]], str | None]]] = []  # of options, keys given
 
     def apart(self, option: str, *others: str) -> None:
         """Refuse `option` together with any of `others`."""
         for other in others:
-            text = f"{option}: got {other} too; give one of the two"
-            self.rules.append(lambda given, keys, pair={option, other}, text=text: text if pair <= given else None)
+            text = f"got {other} too; give one of the two"
+            self.rules.append((option, lambda given, keys, other=other, text=text: text if other in given else None))
 
     def need(self, option: str, other: str) -> None:
         """Refuse `option` without `other`."""
-        text = f"{option}: does nothing without {other}; give both, or none"
-        self.rules.append(lambda given, keys: text if option in given and other not in given else None)
+        text = f"does nothing without {other}; give both, or none"
+        self.rules.append((option, lambda given, keys: None if other in given else text))
 
     def sets(self, option: str, *names: str) -> None:
         """Refuse `option` together with a ``--cfg-options`` of these dotted keys."""
 
-        def rule(given: set[str], keys: Collection[str]) -> str | None:
+        def fault(given: set[str], keys: Collection[str]) -> str | None:
             same = [key for key in keys if any(f"{name}.".startswith(f"{key}.") for name in names)]
-            return (
-                f"{option}: got --cfg-options {same[0]} too; give one of the two" if option in given and same else None
-            )
+            return f"got --cfg-options {same[0]} too; give one of the two" if same else None
 
-        self.rules.append(rule)
+        self.rules.append((option, fault))
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
         """As argparse's, with the rules, which ask whether an option is given, be it with its default."""
-        namespace, absent = namespace or argparse.Namespace(), object()
-        options = [x for x in self._actions if x.option_strings and type(x) is not CfgOptions]
-        options = [x for x in options if x.default is not argparse.SUPPRESS]
-        for action in options:
-            setattr(namespace, action.dest, absent)
-        parsed = super().parse_args(args, namespace)
-        given = set()
-        for action in options:
-            if getattr(parsed, action.dest) is absent:
-                setattr(parsed, action.dest, action.default)
+        options = [x for x in self._actions if x.option_strings and x.default is not argparse.SUPPRESS]
+        options = {action.dest: action for action in options if type(action) is not CfgOptions}
+        given, keys, absent = set(), {}, object()
+        parsed = super().parse_args(args, argparse.Namespace(**dict.fromkeys(options, absent)))
+        for name, action in options.items():
+            if getattr(parsed, name) is absent:
+                setattr(parsed, name, action.default)
             else:
                 given.add(action.option_strings[-1])
-        given.update(["--cfg-options"] if getattr(parsed, "cfg_options", None) else [])
-        keys: Collection[str] = ()
-        if "--cfg-options" in given:
+        if getattr(parsed, "cfg_options", None):
+            given.add("--cfg-options")
             from vitdense.mm.config.base import flat  # it imports mm: after the arguments are parsed
 
             keys = flat(parsed.cfg_options)
-        for rule in self.rules:
-            if text := rule(given, keys):
-                self.error(text)
+        for option, fault in self.rules:
+            if option in given and (text := fault(given, keys)):
+                self.error(f"{option}: {text}")
         return parsed
 
     def error(self, message: str) -> NoReturn:
@@ -168,32 +162,24 @@ def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add the checkpoint, which a work folder or a published model in the place of the config makes unnecessary."""
-    parser.add_argument(
-        "checkpoint",
-        nargs="?",
-        help="checkpoint file, or work folder (its latest checkpoint); none after a work folder, or the name of a "
-        "published model, as CONFIG",
-    )
+    text = "checkpoint file, or work folder (its latest checkpoint); none after a work folder, or the name of a "
+    parser.add_argument("checkpoint", nargs="?", help=f"{text}published model, as CONFIG")
 
 
 def add_classes(parser: argparse.ArgumentParser) -> None:
     """Add the names of the outputs of a checkpoint that has none."""
-    parser.add_argument(
-        "--classes",
-        type=_names,
-        metavar="A,B,C",
-        help="names by output, for a checkpoint of another project that has none: a,b,c (of an output of no class it "
-        "is empty), or a file with a name per line",
-    )
+    text = "names by output, for a checkpoint of another project that has none: a,b,c (empty for no class), "
+    parser.add_argument("--classes", type=names, metavar="A,B,C", help=f"{text}or a file with a name per line")
 
 
-def _names(given: str) -> list[str]:
-    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
-    return [name.strip() for name in names]
+def names(given: str) -> list[str]:
+    """The names in a text a,b,c, or in a file with a name per line."""
+    found = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
+    return [name.strip() for name in found]
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of tools that run a trained model on images: the checkpoint, its classes and the device."""
+    """Add the checkpoint, its classes and the device."""
     add_checkpoint(parser)
     add_classes(parser)
     parser.add_argument(
@@ -202,8 +188,8 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tiles(parser: Parser) -> None:
-    """Add the arguments of detection in tiles."""
+def add_prediction(parser: Parser) -> None:
+    """Add how a model predicts: in tiles, in which precision."""
     parser.add_argument(
         "--tiles",
         type=whole_number,
@@ -212,15 +198,7 @@ def add_tiles(parser: Parser) -> None:
     )
     parser.add_argument("--overlap", type=float, default=0.2, help="of tiles, as a share of their side; default 0.2")
     parser.need("--overlap", "--tiles")
-
-
-def add_amp(parser: argparse.ArgumentParser) -> None:
-    """Add the option of automatic mixed precision."""
     parser.add_argument("--amp", **AMP)
-
-
-def add_onednn(parser: argparse.ArgumentParser) -> None:
-    """Add the option of inference on a CPU as torch has it."""
     parser.add_argument(
         "--no-onednn",
         dest="onednn",

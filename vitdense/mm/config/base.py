@@ -26,8 +26,7 @@ def has_dicts(node: Any) -> bool:
 
 
 def flat(node: Any, key: str = "", opens: Callable[[Any], bool] = has_parts) -> dict[str, Any]:
-    """The values in a part `node` of a config by dotted keys, which begin with `key`; an empty dict or list is a value.
-    `opens` says whether a part has values, rather than being one."""
+    """The values in a part of a config by dotted keys, which begin with `key`; `opens` says what is not one itself."""
     if not opens(node):
         return {key: node}
     parts = node.items() if isinstance(node, dict) else enumerate(node)
@@ -49,14 +48,9 @@ def find(node: Any, key: str) -> Any:
 
 
 class Pass(NamedTuple):
-    """One writer of a config.
+    """One writer of a config: `apply` changes it in place."""
 
-    Attributes:
-        name: The option or setting that it obeys, or what it does.
-        apply: Changes the config in place.
-    """
-
-    name: str
+    name: str  # the option or setting that it obeys, or what it does
     apply: Callable[[Config, Asked], None]
 
 
@@ -100,6 +94,4 @@ def describe(changes: Sequence[Change]) -> Iterator[str]:
 def short(value: Any) -> str:
     """A value as code, cut to `SHOWN` characters."""
     text = value if value is ABSENT else code(value).replace("\n", " ")
-    if isinstance(value, (list, tuple)) and len(text) > SHOWN:
-        return f"{len(value)} values, {code(value[0])} to {code(value[-1])}"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

@@ -23,16 +23,13 @@ CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  #
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config.
-
-    It is a file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one that an installed
-    package ships; or the name of one of ours alone, such as ``cascade_swin_t_coco``.
-
-    mmengine's own reader of such names looks for packages by the name of the distribution, which differs for mmseg.
+    """The path of a config: a file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one
+    that an installed package ships; or the name of one of ours alone, such as ``cascade_swin_t_coco``.
 
     Raises:
         ConfigError: There is no such file.
     """
+    # mmengine looks for packages by the name of the distribution, which differs for mmseg.
     package, _, inside = str(name).rpartition("::")
     spec = find_spec(package) if package.isidentifier() else None
     path = Path(spec.origin).parent / ".mim/configs" / inside if spec and spec.origin else Path(name)
@@ -54,17 +51,13 @@ def find_config(name: str | Path) -> Path:
 
 
 def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """The file of a config, and those of its bases, each once; `above` are files that inherit from it.
-
-    Raises:
-        ConfigError: A file is no Python, has a byte-order mark, does not exist, or inherits from itself.
-    """
+    """The file of a config, and those of its bases, each once; `above` are files that inherit from it."""
     path = path.resolve()
     if path in above:
         raise ConfigError(f"{above[-1]}: _base_ leads back to {path}; a config cannot inherit from itself")
     try:
         text = path.read_bytes().decode("utf-8")
-        if text.startswith("\ufeff"):
+        if text.startswith("\ufeff"):  # mmengine's reader does not take it
             raise ConfigError(f"{path}:1: the file begins with a byte-order mark; save it as UTF-8 without BOM")
         tree = ast.parse(text)
     except FileNotFoundError as error:
@@ -92,9 +85,13 @@ def named_files(cfg: Config) -> set[Path]:
 def own_modules(cfg: Config) -> list[Path]:
     """The files and packages beside those of a config that its ``custom_imports`` brought in: they belong to it."""
     folders = {file.parent for file in config_files(Path(cfg.filename))} if cfg.filename else set()
-    asked = {name.partition(".")[0] for name in as_list((cfg.get("custom_imports") or {}).get("imports"))}
     beside = {name: path for name in sys.modules if "." not in name and (path := _module_path(name)).parent in folders}
-    return sorted(set(beside.values())) if asked & beside.keys() - {"vitdense"} else []
+    return sorted(set(beside.values())) if _imported(cfg) & beside.keys() - {"vitdense"} else []
+
+
+def _imported(cfg: Config) -> set[str]:
+    """The modules and packages of ``custom_imports``."""
+    return {name.partition(".")[0] for name in as_list((cfg.get("custom_imports") or {}).get("imports"))}
 
 
 def _module_path(name: str) -> Path:
@@ -105,8 +102,7 @@ def _module_path(name: str) -> Path:
 
 def check_imports(cfg: Config, files: Sequence[Path]) -> None:
     """Raise if a module beside a config is not the one that this process imported under its name."""
-    for name in as_list((cfg.get("custom_imports") or {}).get("imports")):
-        top = name.partition(".")[0]
+    for top in _imported(cfg):
         for folder in {file.parent for file in files}:
             beside, used = folder / f"{top}.py", _module_path(top)
             if beside.is_file() and used.is_file() and beside.read_bytes() != used.read_bytes():

@@ -1,9 +1,11 @@
 """Images with many objects: the limits of a detector and of its metric."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mmengine.config import Config
+
+from vitdense.mm.config.base import flat
 
 # Keys of mmdet that limit the number of something per image, and how many of it an object needs at least.
 LIMITS = {"max_per_img": 1, "max_per_image": 1, "num_queries": 1, "num_proposals": 1, "nms_pre": 2}
@@ -12,22 +14,18 @@ PROPOSAL_NUMS = (100, 300, 1000)  # default of mmdet's COCO metrics; AP counts t
 
 
 def raised_limits(cfg: Config, densest: int) -> dict[str, Any]:
-    """What a detector's config must change to find, and its metric to count, the objects of the densest image.
+    """What a detector's config must change to find, and its metric to count, the `densest` objects of an image.
 
-    Limits that suffice stay: a recipe's 100 detections do for COCO.
-
-    Args:
-        cfg: The config.
-        densest: Most objects of an image.
-
-    Returns:
-        Values by dotted keys, such as ``model.test_cfg.rcnn.max_per_img``, in hundreds.
+    Values by dotted keys, such as ``model.test_cfg.rcnn.max_per_img``, in hundreds. Limits that suffice stay.
     """
-    raised: dict[str, Any] = {
-        key: _hundreds(MARGIN * needed * densest)
-        for key, value, needed in _limits("model", cfg.model)
-        if 0 < value < needed * densest  # below 0: none
-    }
+    raised: dict[str, Any] = {}
+    for key, value in flat(cfg.model, "model").items():
+        parent, _, name = key.rpartition(".")
+        needed = LIMITS.get(name, 0) * densest
+        if name == "max_per_img" and ".rpn" in parent:
+            needed *= 2  # proposals
+        if isinstance(value, int) and 0 < value < needed:  # below 0: none
+            raised[key] = _hundreds(MARGIN * needed)
     evaluator = cfg.get("val_evaluator")
     numbers = evaluator.get("proposal_nums", PROPOSAL_NUMS) if isinstance(evaluator, Mapping) else (densest,)
     if numbers[-1] < densest:
@@ -42,12 +40,3 @@ def as_options(limits: Mapping[str, Any]) -> str:
 
 def _hundreds(number: int) -> int:
     return -(-number // 100) * 100
-
-
-def _limits(path: str, node: Any) -> Iterator[tuple[str, int, int]]:
-    """Dotted key, value and what an object needs, of every limit in a part of a config."""
-    for name, value in node.items() if isinstance(node, Mapping) else ():
-        if name in LIMITS and isinstance(value, int):
-            is_proposals = name == "max_per_img" and ".rpn" in path
-            yield f"{path}.{name}", value, 2 if is_proposals else LIMITS[name]
-        yield from _limits(f"{path}.{name}", value)

@@ -29,10 +29,7 @@ def load_config(
 
     Args:
         path: See `find_config`.
-        options: ``--cfg-options``: dotted keys and values.
-        work_dir: Output folder; default: the work folder whose config it is, the config's, or
-            ``work_dirs/<name of the config>``.
-        launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
+        options, work_dir, launcher: See `Asked`.
         changes: Gets what each pass changed.
 
     Raises:
@@ -64,8 +61,7 @@ def _read(path: Path) -> Config:
             key = text.partition("=")[0]
             raise ConfigError(
                 f"{path}: {key} is a list in the base config, got a dict; change every entry: {key}=[dict(entry, ...) "
-                f"for entry in _base_....{key}]. The number of classes needs no such line: it follows the data where "
-                f"no head states it"
+                f"for entry in _base_....{key}]. The number of classes needs none: it follows the data"
             ) from error
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) in files]
         where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(path)

@@ -8,10 +8,18 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, METRICS
 
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, loads_labels, nodes, split_pipeline
+from vitdense.mm.config.query import (
+    as_list,
+    find_class,
+    hooks,
+    leaf_datasets,
+    loads_labels,
+    nodes,
+    split_pipeline,
+    type_name,
+)
 from vitdense.mm.errors import ConfigError
 
-AFTER_PREDICTION = ("after_val_iter", "after_test_iter", "_after_iter")  # what mmengine calls with predictions
 # Mask heads of mmdet, and the same with masks as run-length codes.
 HEADS = {
     "FCNMaskHead": "vitdense.RLEMaskHead",
@@ -33,25 +41,16 @@ def encode_masks(cfg: Config, asked: Asked) -> None:
             step["with_mask"] = False  # [N, H, W] of a file's size
 
 
-def encode_predicted_masks(cfg: Config, asked: Asked) -> None:
-    """Masks are run-length codes; see `encode_masks`."""
-    if find_spec("mmdet"):
-        use_rle(cfg.model)
-
-
 def use_rle(model: dict) -> None:
     """Replace the mask heads of a detector's config by those with masks as codes, in place."""
     for node in nodes(model):
-        kind = str(node.get("type")).rpartition(".")[2]
-        if kind in HEADS:
+        if (kind := type_name(node)) in HEADS:
             node["type"] = HEADS[kind]
 
 
 def takes_rle(cfg: Config) -> bool:
-    """Whether masks of validation and test may be RLE, and those of annotations need not be loaded.
-
-    So it is for mmdet's COCO metrics with an annotation file, and where no hook looks at predictions.
-    """
+    """Whether masks of validation and test may be codes, and those of annotations need not be loaded: with mmdet's COCO
+    metrics of an annotation file, where no hook looks at predictions."""
     from mmdet.evaluation import CocoMetric  # here, for segmentors do without mmdet
 
     metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
@@ -66,15 +65,12 @@ def _looks(hook: dict, cfg: Config) -> bool:
     if kind is None or kind.__module__.startswith("mmengine."):
         return False
     draws = hook.get("draw", getattr(signature(kind).parameters.get("draw"), "default", True))
-    return bool(draws) and any(getattr(kind, name) is not getattr(Hook, name) for name in AFTER_PREDICTION)
+    called = ("after_val_iter", "after_test_iter", "_after_iter")  # with predictions
+    return bool(draws) and any(getattr(kind, name) is not getattr(Hook, name) for name in called)
 
 
 def augment_tests(cfg: Config, asked: Asked) -> None:
-    """Wrap the model for test-time augmentation, and replace the test pipeline.
-
-    Raises:
-        ConfigError: The config has no ``tta_pipeline`` or no ``tta_model``.
-    """
+    """Wrap the model for test-time augmentation, and replace the test pipeline."""
     if not asked.tta:
         return
     if absent := [key for key in ("tta_pipeline", "tta_model") if not cfg.get(key)]:
@@ -103,8 +99,8 @@ def tile_tests(cfg: Config, asked: Asked) -> None:
     check_tiles(cfg)
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline, steps = split_pipeline(dataset.pipeline)
-    options = dict(side=asked.inference.tiles, overlap=asked.inference.overlap, pipeline=steps)
-    cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, **options)
+    tiles = dict(side=asked.inference.tiles, overlap=asked.inference.overlap, pipeline=steps)
+    cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, **tiles)
 
 
 def test_exported(cfg: Config, asked: Asked) -> None:

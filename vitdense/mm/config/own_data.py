@@ -1,7 +1,6 @@
 """A config for a user's own data: what the data say, and its text, on a recipe."""
 
 import argparse
-import glob
 import math
 import os
 import shlex
@@ -15,7 +14,7 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitdense.files import read_text
+from vitdense.mm.config.arguments import names
 from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.classes import follows
 from vitdense.mm.config.files import CONFIGS, find_config
@@ -40,44 +39,26 @@ CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of ot
 
 @dataclass(frozen=True)
 class Labels:
-    """A kind of labels that an extension knows, of a detector's data.
+    """A kind of labels that an extension knows, of a detector's data."""
 
-    Attributes:
-        recipe: Name of the recipe.
-        dataset: Type of the data sets.
-        options: Other options of the config, by dotted keys.
-        fresh: Regular expressions of parameters that are drawn, not loaded.
-    """
-
-    recipe: str
-    dataset: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    fresh: tuple[str, ...] = ()
+    recipe: str  # its name
+    dataset: str  # type of the data sets
+    options: Mapping[str, Any] = field(default_factory=dict)  # others of the config, by dotted keys
+    fresh: tuple[str, ...] = ()  # regular expressions of parameters that are drawn, not loaded
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a config says of its data.
+    """What a config says of its data."""
 
-    Attributes:
-        line: The task and the data in a line.
-        root: Their common folder.
-        short_side: Median of the training images, in pixels.
-        shared: Arguments of both data sets.
-        train: Other arguments of the training set.
-        val: Likewise.
-        densest: Most objects of an image, of a detector's data.
-        written: Annotation files to write, by their paths.
-    """
-
-    line: str
-    root: str
-    short_side: int
-    shared: Mapping[str, Any]
-    train: Mapping[str, Any]
+    line: str  # the task and the data in a line
+    root: str  # their common folder
+    short_side: int  # median of the training images, in pixels
+    shared: Mapping[str, Any]  # arguments of both data sets
+    train: Mapping[str, Any]  # others of the training set
     val: Mapping[str, Any]
-    densest: int = 0
-    written: Mapping[Path, Mapping] = field(default_factory=dict)
+    densest: int = 0  # most objects of an image, of a detector's data
+    written: Mapping[Path, Mapping] = field(default_factory=dict)  # annotation files to write
 
 
 def read(args: argparse.Namespace) -> Data:
@@ -86,7 +67,7 @@ def read(args: argparse.Namespace) -> Data:
 
 
 def _annotated(args: argparse.Namespace) -> Data:
-    """Read annotations of instances, or of panoptic segments, whose PNGs the check looks at."""
+    """Annotations of instances, or of panoptic segments, whose PNGs the check looks at."""
     is_panoptic, written = args.task == "panoptic", {}
     for split, images in (("train", "images"), ("val", "val_images")) if vars(args).get("yolo") else ():
         content, folder, faults = read_yolo(args.yolo, split)
@@ -100,16 +81,12 @@ def _annotated(args: argparse.Namespace) -> Data:
     if is_panoptic:
         folders["seg"] = {"train": args.segments, "val": args.val_segments or args.segments}
     found: dict[str, Samples] = {}
-    for (split, path), option in zip(files.items(), ("", "val-")):
+    for split, path in files.items():
         if not written and not path.is_file():
             raise ConfigError(f"--{split}: {path} is not a file")
         reader = read_panoptic if is_panoptic else read_coco
         one = found[split] = examine(written[path]) if written else reader(path)
-        name = next(iter(one.sizes))
-        _check_folder(f"--{option}images", folders["img"][split], name)
-        if is_panoptic:
-            _check_folder(f"--{option}segments", folders["seg"][split], str(Path(name).with_suffix(".png")))
-        elif one.without_mask and not args.boxes and args.base is None:
+        if one.without_mask and not (is_panoptic or args.boxes or args.base):
             raise ConfigError(
                 f"--{split}: {len(one.without_mask)} of {sum(one.counts.values())} annotations of {path} have no "
                 f"'segmentation' (ids {join_some(one.without_mask)}); remove them or add masks, or give --boxes to "
@@ -117,13 +94,10 @@ def _annotated(args: argparse.Namespace) -> Data:
             )
     all_folders = [folder for of_split in folders.values() for folder in of_split.values()]
     root = _common_folder(*all_folders, *(path.parent for path in files.values()))
-    own = {
-        split: {
-            "ann_file": _below(path, root),
-            "data_prefix": {key: _below(of[split], root) for key, of in folders.items()},
-        }
-        for split, path in files.items()
-    }
+    own = {}
+    for split, path in files.items():
+        prefix = {key: _below(of[split], root) for key, of in folders.items()}
+        own[split] = {"ann_file": _below(path, root), "data_prefix": prefix}
     classes, sizes = tuple(found["train"].counts), list(found["train"].sizes.values())
     shared = {} if is_panoptic else {"metainfo": {"classes": classes}}
     densest = 0 if is_panoptic else max(one.densest for one in found.values())
@@ -131,16 +105,11 @@ def _annotated(args: argparse.Namespace) -> Data:
     return Data(line, root, _short_side(sizes), shared, **own, densest=densest, written=written)
 
 
-def _check_folder(option: str, folder: Path, name: str) -> None:
-    if (folder / name).exists() or Path(name).is_absolute():
-        return
-    if below := next(folder.rglob(glob.escape(name)), None):
-        right = below.parents[len(Path(name).parts) - 1]
-        raise ConfigError(f"{option}: {folder} has no {name}, but {right} has it; give {option} {right}")
-
-
 def _label_maps(args: argparse.Namespace) -> Data:
-    classes, splits = _class_names(args.classes), {"train": "", "val": "val_"}
+    classes, splits = tuple(filter(None, names(args.classes))), {"train": "", "val": "val_"}
+    refuse(fault.within("--classes") for fault in names_faults(classes))
+    if len(classes) < 2:
+        raise ConfigError(f"--classes: got {args.classes!r}, expected a file or two or more names, a,b,c")
     folders = {split: (vars(args)[f"{key}images"], vars(args)[f"{key}labels"]) for split, key in splits.items()}
     for folder in (*folders["train"], *folders["val"]):
         if not folder.is_dir():
@@ -162,22 +131,13 @@ def _label_maps(args: argparse.Namespace) -> Data:
     return Data(line, root, _short_side(sizes), shared, **own)
 
 
-def describe(task: str, names: Sequence[str], train: Sized, val: Sized) -> str:
+def describe(task: str, classes: Sequence[str], train: Sized, val: Sized) -> str:
     images = f"images to train: {len(train)}, to validate: {len(val)}"
-    return f"{task}, {len(names)} classes ({join_some(names)}); {images}."
+    return f"{task}, {len(classes)} classes ({join_some(classes)}); {images}."
 
 
 def _short_side(sizes: Sequence[tuple[int, int]]) -> int:
     return round(statistics.median(map(min, sizes)))
-
-
-def _class_names(given: str) -> tuple[str, ...]:
-    names = read_text(given).splitlines() if os.path.isfile(given) else given.split(",")
-    names = tuple(name.strip() for name in names if name.strip())
-    refuse(fault.within("--classes") for fault in names_faults(names))
-    if len(names) < 2:
-        raise ConfigError(f"--classes: got {given!r}, expected a file or two or more names, a,b,c")
-    return names
 
 
 def _suffix(folder: Path, option: str, given: str | None) -> str:
@@ -205,52 +165,27 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     """The text of a config."""
     if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
         raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
-    base = find_config(args.base) if args.base else _recipe(args)
-    cfg = Config.fromfile(base)
+    base = find_config(args.base or _recipe(args))
+    cfg, labels = Config.fromfile(base), vars(args).get("label_kind")
     if args.base is not None:
-        _check_base(cfg, args)
-    settings = {}
-    by_epoch = "max_epochs" in cfg.train_cfg
-    unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
-    if getattr(args, other) is not None:
-        raise ConfigError(f"--{other}: {base} counts {unit}; give --{unit}")
-    length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
-    if length:
-        settings[f"max_{unit}"] = length
-    # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
-    side = data.short_side * 5 // 3 if args.task == "detection" else data.short_side
+        _check_base(cfg, args, labels)
     is_rfdetr = vars(args).get("method") == "rfdetr"
-    step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32  # whole windows
     limits = raised_limits(cfg, data.densest)
-    if args.base is None and side < image_size(cfg):
-        settings["image_size"] = max(side // step, 2) * step
-    if is_rfdetr and limits:  # a position of the map for every query
-        rows = math.isqrt(limits["model.bbox_head.num_queries"] - 1) + 1
-        least = -(-rows * cfg.model.bbox_head.get("stride", 16) // step) * step
-        if least > settings.get("image_size", image_size(cfg)):
-            settings["image_size"] = least
+    if limits:
+        print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
     model = model_changes(cfg, args.backbone) if args.backbone else {}  # otherwise the recipe's
     if is_rfdetr:  # loaded as a whole
         model = {"backbone": {"init_cfg": None}}
     if args.finetune:
         model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
-    backbone = {**cfg.model.backbone, **model.get("backbone", {})}
-    patch = getattr(row_of_weights(backbone), "patch_size", None)
-    if args.base is None and patch and 32 % patch:  # whole patches of 14 pixels
-        settings["image_size"] = -(-min(side, image_size(cfg)) // patch) * patch
+    settings = _length(cfg, args, base)
+    if args.base is None and (size := _size(cfg, args, data, model, limits)) != image_size(cfg):
+        settings["image_size"] = size
     changed = Config({"model": model})
-    if limits:
-        print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-    labels: Labels | None = vars(args).get("label_kind")
     changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data)})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
-    lines = [
-        docstring(data.line, commands(args.out)),
-        "",
-        f"_base_ = {code(_base_path(base, args.out))}",
-        "",
-        f"data_root = {code(data.root)}",
-    ]
+    lines = [docstring(data.line, commands(args.out)), ""]
+    lines += [f"_base_ = {code(_base_path(base))}", "", f"data_root = {code(data.root)}"]
     if settings:
         lines.append(f"settings = {code(settings)}  # schedules and sizes of the recipe follow")
     if model:
@@ -265,15 +200,42 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if "metainfo" in cfg.train_dataloader.dataset and "metainfo" in data.shared:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
     lines.append(f"dataset = {code(shared, prefix=10)}")
+    types = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}
+    kind = labels.dataset if labels else types.get(args.task)
     for split, own in (("train", data.train), ("val", data.val)):
-        types = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}
-        kind = labels.dataset if labels else types.get(args.task)
         dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, kind)}
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", "del dataset"]
     if evaluator:
         lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
     return "\n".join(lines) + "\n"
+
+
+def _length(cfg: Config, args: argparse.Namespace, base: Path) -> dict[str, int]:
+    """The setting for the length of the training."""
+    by_epoch = "max_epochs" in cfg.train_cfg
+    unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
+    if getattr(args, other) is not None:
+        raise ConfigError(f"--{other}: {base} counts {unit}; give --{unit}")
+    length = args.epochs or args.iters or (None if args.base else EPOCHS if by_epoch else ITERS)
+    return {f"max_{unit}": length} if length else {}
+
+
+def _size(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping) -> int:
+    """The size of images: that of a recipe, or less where the data's are smaller, in whole patches or windows."""
+    old = image_size(cfg)
+    # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
+    side = min(data.short_side * 5 // 3 if args.task == "detection" else data.short_side, old)
+    patch = getattr(row_of_weights({**cfg.model.backbone, **model.get("backbone", {})}), "patch_size", None)
+    if patch and 32 % patch:  # patches of 14 pixels
+        return -(-side // patch) * patch
+    is_rfdetr = vars(args).get("method") == "rfdetr"
+    step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32
+    size = old if side == old else max(side // step, 2) * step
+    if is_rfdetr and limits:  # a position of the map for every query
+        rows = math.isqrt(limits["model.bbox_head.num_queries"] - 1) + 1
+        size = max(size, -(-rows * cfg.model.bbox_head.get("stride", 16) // step) * step)
+    return size
 
 
 def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
@@ -306,42 +268,36 @@ def _replacing(cfg: Config, split: str, own: str | None) -> dict[str, Any]:
     return replacing if split == "train" else {**replacing, "test_mode": True}
 
 
-def _recipe(args: argparse.Namespace) -> Path:
+def _recipe(args: argparse.Namespace) -> str:
     if args.task != "detection":
-        return find_config(PANOPTIC if args.task == "panoptic" else SEGMENTORS[args.head or "upernet"])
+        return PANOPTIC if args.task == "panoptic" else SEGMENTORS[args.head or "upernet"]
     labels = vars(args).get("label_kind")
-    return find_config(labels.recipe if labels else DETECTORS[args.method, args.boxes])
+    return labels.recipe if labels else DETECTORS[args.method, args.boxes]
 
 
-def _check_base(cfg: Config, args: argparse.Namespace) -> None:
-    """A base config must be of the task, with one data set of a type in each loader, and without masks for boxes."""
+def _check_base(cfg: Config, args: argparse.Namespace, labels: Labels | None) -> None:
+    """A base config must be of the task, with one data set of a type in each loader, for labels of the same kind."""
     scope = "mmseg" if args.task == "segmentation" else "mmdet"
     if cfg.get("default_scope") != scope:
         raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
     for split in ("train", "val"):
         if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
             raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
-    kind, labels = cfg.train_dataloader.dataset.type, vars(args).get("label_kind")
-    module = kind_of(find_class(DATASETS, kind, cfg))
-    if module is not (kind_of(find_class(DATASETS, labels.dataset, cfg)) if labels else None):
-        fix = f"expected {labels.dataset}" if labels else "give the option for its labels"
-        raise ConfigError(f"--base: {args.base} is for labels of {kind}; {fix}")
-    if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
+    kind, wanted = cfg.train_dataloader.dataset.type, labels.dataset if labels else "CocoDataset"
+    if kind_of(find_class(DATASETS, kind, cfg)) is not kind_of(find_class(DATASETS, wanted, cfg)):
         raise ConfigError(
-            f"--boxes: {args.base} has a mask head; start from a config without one, such as "
-            f"{DETECTORS['cascade', True]}"
+            f"--base: {args.base} is for labels of {kind}, expected {wanted}, or the option for its labels"
         )
+    if getattr(args, "boxes", False) and (cfg.model.get("roi_head") or {}).get("mask_head"):
+        recipe = DETECTORS["cascade", True]
+        raise ConfigError(f"--boxes: {args.base} has a mask head; start from a config without one, such as {recipe}")
 
 
-def _base_path(base: Path, out: Path) -> str:
-    """The base config as the new one names it: by its path within a clone; a recipe of the package by the package, so
-    that the file is good on another machine; else by its absolute path."""
-    base, folder = base.resolve(), out.resolve().parent
-    if base.is_relative_to(CONFIGS.parent) and folder.is_relative_to(CONFIGS.parent):
-        return Path(os.path.relpath(base, folder)).as_posix()
-    if base.is_relative_to(CONFIGS):
-        return f"vitdense::configs/{base.relative_to(CONFIGS).as_posix()}"
-    return base.as_posix()
+def _base_path(base: Path) -> str:
+    """A recipe by the package, so that the file is good on another machine; another config by its absolute path."""
+    base = base.resolve()
+    is_recipe = base.is_relative_to(CONFIGS)
+    return f"vitdense::configs/{base.relative_to(CONFIGS).as_posix()}" if is_recipe else base.as_posix()
 
 
 def commands(config: Path) -> list[str]:

@@ -81,7 +81,7 @@ BUILDING = (
 # By a prediction, of a copy.
 PREDICTING = (
     Pass("weights that the checkpoint replaces", start.drop_weights_of_start),
-    Pass("masks as run-length codes", model.encode_predicted_masks),
+    Pass("masks as run-length codes", lambda cfg, asked: model.use_rle(cfg.model)),
 )
 
 
