@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import sys
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 
@@ -18,7 +17,16 @@ if __package__:
 else:
     import runtime
 
-FOUND = ("boxes", "scores", "labels", "masks", "semantic", "panoptic", "keypoints")
+# What may be found, and the kinds of numbers.
+FOUND = {
+    "boxes": "f",
+    "scores": "f",
+    "labels": "iu",
+    "masks": "b",
+    "semantic": "iu",
+    "panoptic": "iu",
+    "keypoints": "f",
+}
 SAMPLED = ("sizes", "at", "values")  # of `Proof`
 HALF_ERROR = 0.02  # relative, of a block in half precision; more where another choice follows from it
 
@@ -73,18 +81,19 @@ class Proof:
             self._check()
         except FileNotFoundError:
             raise ValueError(f"{path}: there is no such file; export the program again, without --no-proof") from None
-        except (OSError, ValueError, LookupError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(
-                f"{path}: it is cut, or no proof of vitdense export ({runtime.reason_of(error)})"
-            ) from error
+        except Exception as error:  # those of files, archives and arrays have nothing in common
+            reason = f"{type(error).__name__}: {runtime.reason_of(error)}"
+            raise ValueError(f"{path}: it is cut, or no proof of vitdense export ({reason})") from error
 
     def _check(self) -> None:
         blocks, bounds = len(self.blocks), [np.array(self.bounds[name], float) for name in ("own", "half")]
         if not self.photos:
             raise ValueError("it has no photo")
+        if not isinstance(self.about, dict) or not {*map(type, (*self.outputs, *self.blocks, *self.tensors))} <= {str}:
+            raise ValueError("got others than names of outputs, blocks or tensors, or no description of the program")
         if self.precision not in runtime.BOUNDS or blocks != len(self.tensors) + 1:
             raise ValueError(f"got precision {self.precision!r}, {blocks} blocks and {len(self.tensors)} tensors")
-        if any(one.shape != (blocks,) or not (one > 0).all() for one in bounds):
+        if any(one.shape != (blocks,) or not ((one > 0) & (one < np.inf)).all() for one in bounds):
             raise ValueError("got bounds that are not a number above 0 for each block")
         for limits in (self.limits["own"], self.limits["half"]):
             numbers = [value for name, value in vars(runtime.Bounds(**limits)).items() if name != "error"]
@@ -94,18 +103,28 @@ class Proof:
             if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
                 raise ValueError(f"got a photo {photo.dtype} {list(photo.shape)}")
             fits = sizes.shape == (blocks,) and at.shape == values.shape == (blocks, at.shape[-1])
-            if not fits or (at < 0).any() or (at >= sizes[:, None]).any() or not np.isfinite(values).all():
-                raise ValueError("got samples that are not finite, or not of each block")
-            number, size = len(found.boxes if found.boxes is not None else ()), photo.shape[:2]
-            shapes = {"boxes": (number, 4), "scores": (number,), "labels": (number,), "masks": (number, *size)}
-            shapes |= {"semantic": size, "panoptic": size}
-            wrong = [
-                name
-                for name in shapes
-                if getattr(found, name) is not None and getattr(found, name).shape != shapes[name]
-            ]
-            if wrong or (found.boxes is found.semantic is found.panoptic):
-                raise ValueError(f"got {wrong or 'nothing'} as what was found")
+            if not fits or (sizes.dtype.kind, at.dtype.kind, values.dtype.kind) != ("i", "i", "f"):
+                raise ValueError("got samples that are not numbers of each block")
+            if (at < 0).any() or (at >= sizes[:, None]).any() or not np.isfinite(values).all():
+                raise ValueError("got samples that are not finite, or outside their blocks")
+            _check_found(found, photo.shape[:2])
+
+
+def _check_found(found: runtime.Output, size: tuple[int, ...]) -> None:
+    """Raise a ValueError unless what a proof says was found in a photo of (h, w) pixels fits together."""
+    arrays = {name: value for name in FOUND if (value := getattr(found, name)) is not None}
+    number, points = len(arrays.get("boxes", ())), np.shape(found.keypoints)[1:2]
+    shapes = {"boxes": (number, 4), "scores": (number,), "labels": (number,), "masks": (number, *size)}
+    shapes |= {"semantic": size, "panoptic": size, "keypoints": (number, *points, 3)}
+    wrong = [name for name, x in arrays.items() if x.shape != shapes[name] or x.dtype.kind not in FOUND[name]]
+    wrong += [name for name, x in arrays.items() if x.dtype.kind == "f" and not np.isfinite(x).all()]
+    of_objects = {"boxes", "scores", "labels"} & arrays.keys()
+    if wrong or len(of_objects) in (1, 2) or not (of_objects or {"semantic", "panoptic"} & arrays.keys()):
+        raise ValueError(f"got {', '.join(wrong or arrays) or 'nothing'} as what was found")
+    if "panoptic" in arrays:
+        labels = [segment["label"] for segment in found.segments]
+        if found.panoptic.min() < 0 or found.panoptic.max() > len(labels) or not {*map(type, labels)} <= {int}:
+            raise ValueError("got ids of segments without a label")
 
 
 def verify(
