@@ -32,7 +32,7 @@ class Inference:
         onednn: On a CPU, large linear layers by oneDNN; see `vitdense.layers.onednn`.
 
     Raises:
-        OptionError: An option has an unknown value, or the device does not compute in the data type.
+        ValueError: An option has an unknown value, or the device does not compute in the data type.
     """
 
     device: str = "cpu"

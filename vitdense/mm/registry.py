@@ -1,8 +1,7 @@
 """The registries of the scope ``vitdense``, children of mmengine's root, and what is registered in them.
 
-``type='vitdense.Swin'`` makes mmengine import this module, then the `locations` below, from the mmdet and from the
-mmseg scope alike. A location that needs mmdet or mmseg is listed only where that is installed, so that a user of one
-need not own the other.
+``type='vitdense.Swin'`` makes mmengine import this module, then the `locations` below, from the mmdet and the mmseg
+scope alike. One that needs mmdet or mmseg is listed only where that is installed: a user of one need not own the other.
 """
 
 import logging
@@ -25,12 +24,8 @@ from vitdense.seams import registering
 
 
 def _child(parent: Registry, **locations: str) -> Registry:
-    """A registry of scope vitdense, filled on first use by importing each module whose needed package is installed.
-
-    Args:
-        parent: mmengine's registry of the same kind.
-        **locations: Package that is needed = module to import, relative to vitdense.mm.
-    """
+    """A registry of scope vitdense, filled on first use by importing each module, relative to vitdense.mm, whose needed
+    package is installed: ``package="module"``."""
     here = [f"vitdense.mm.{module}" for needs, module in locations.items() if find_spec(needs)]
     here += ["vitdense.research.registered"] if "research" in FLOORS else []
     here += registering()
@@ -47,7 +42,7 @@ DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="data.seeded")
 TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.detection", mmseg="data.segmentation")
 METRICS = _child(root.METRICS, mmdet="train.metrics")
 HOOKS = _child(root.HOOKS, mmengine="train.hooks")
-PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.schedules")
+PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.optim")
 OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, mmengine="train.optim")
 OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 

@@ -39,16 +39,11 @@ LOGS = re.compile(r"\d{8}_\d{6}")  # the time of a start
 
 
 class WorkFolder:
-    """The folder of a training, wherever it was copied or moved, whatever it is called now.
-
-    Args:
-        path: It need not exist.
+    """The folder of a training, wherever it was copied or moved, whatever it is called now; it need not exist.
 
     Attributes:
         path: Of the folder.
-        weights: File of the weights of a checkpoint in parts.
-        curves: Picture of the losses.
-        operating_point: Minimum scores for a checkpoint.
+        weights, curves, operating_point: Of its files, which need not exist.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -151,11 +146,8 @@ class WorkFolder:
             )
 
     def check_replaceable(self, named: Collection[Path]) -> None:
-        """Raise a ConfigError if a training that replaces the one in the folder needs a file of it.
-
-        Args:
-            named: See `named_files`. Configs among them stay, see `move_aside`.
-        """
+        """Raise a ConfigError if a training that replaces the one in the folder needs a file of it: one of
+        `named_files` but configs, which stay."""
         for path in self._written():
             whole = Path(os.path.realpath(path))
             if path.suffix != ".py" and any(file.is_relative_to(whole) for file in named):
@@ -165,15 +157,12 @@ class WorkFolder:
                 )
 
     def move_aside(self, named: Collection[Path], current: str | Path, modules: Sequence[Path] = ()) -> Path | None:
-        """Move the run that is in the folder to a folder in it, which is a work folder then.
+        """Move the run that is in the folder to a folder in it, which is a work folder then; where it is now, or None.
 
         Args:
-            named: Files that the config of the new training names, see `named_files`: of configs a copy is moved.
+            named: See `named_files` of the new training: configs among them stay, and the run gets copies.
             current: The log folder of the new training, which stays.
             modules: See `write_config`.
-
-        Returns:
-            Where it is now; None, if there was none.
         """
         kept = {*named, Path(os.path.realpath(current))}
         moved = [path for path in self._written() if Path(os.path.realpath(path)) not in kept]
@@ -259,15 +248,12 @@ def _copy(path: Path, folder: Path) -> None:
 
 
 def find_checkpoint(checkpoint: str | Path, measured: bool = False) -> str:
-    """The path of a checkpoint.
+    """The path of a checkpoint; a CheckpointNotFoundError if there is no such file, or no whole one in the folder.
 
     Args:
         checkpoint: A file, or a folder of `save_parts`; a work folder, for its latest checkpoint; or a URL or name of
             weights, returned unchanged.
         measured: Refuse a folder whose last checkpoint is cut short. Otherwise the one before is taken, with a warning.
-
-    Raises:
-        CheckpointNotFoundError: There is no such file, or no whole checkpoint in the folder.
     """
     checkpoint = os.path.expanduser(str(checkpoint))
     path = Path(checkpoint)

@@ -13,7 +13,7 @@ from mmengine.structures import InstanceData
 from torch import nn
 
 from vitdense.mm.config.load import load_config
-from vitdense.mm.heads.rfdetr.resize import BatchResize
+from vitdense.mm.heads.rfdetr.head import BatchResize
 
 STEP, H, W = 32, 160, 224
 BOX = (32.0, 48.0, 128.0, 112.0)  # left, upper, right, lower

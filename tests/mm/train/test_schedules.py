@@ -11,7 +11,8 @@ pytest.importorskip("mmdet")
 from vitdense.layers.mask_attention import mask_probability, pairs_that_attend
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train.schedules import MaskAnnealingHook, TwoWarmupsLR, two_warmups
+from vitdense.mm.train.hooks import MaskAnnealingHook
+from vitdense.mm.train.optim import TwoWarmupsLR, two_warmups
 from vitdense.models.vit.tokens import JointViT
 
 

@@ -15,20 +15,14 @@ from vitdense.runtime import BOUNDS, SCORE, Output, compare_results, read
 
 
 class Part:
-    """One of the models of a program.
+    """One of the models of a program, as its `task`; `about` and `metadata` are what the file says of it.
 
     Args:
         name: Before the names of its outputs, with a slash; empty where it is alone.
         predictor: The model.
-        maps: See `vitdense.mm.export.tasks.task_of`.
+        maps: See `task_of`.
         scope: Of its modules in the program of all; empty where it is alone.
-        precision: Of the program, see `vitdense.runtime.BOUNDS`. Objects of int8 are compared from the operating point
-            on, or from `SCORE`.
-
-    Attributes:
-        task: Its program.
-        about, metadata: What the file says of it, as values and as JSON.
-        compares: Whether it found something to compare at, after `want`.
+        precision: Of the program, see `BOUNDS`. Objects of int8 are compared from the operating point on, or `SCORE`.
     """
 
     def __init__(self, name: str, predictor: Predictor, maps: bool, scope: str, precision: str) -> None:
@@ -53,6 +47,7 @@ class Part:
                 out if isinstance(out, Output) else self.read(out, sample) for out, sample in zip(wanted, samples)
             ]
             wanted = [above(out, self.score_thr) for out in wanted] if self.int8 else wanted
+        # Whether it found something to compare at.
         self.wanted, self.compares = wanted, not self.by_results or can_compare(wanted, self.bounds)
 
     def own(self, outputs: Mapping) -> dict:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitdense.mm.heads import cascade, rle_masks, tiled  # noqa: F401
 from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead  # noqa: F401
-from vitdense.mm.heads.rfdetr import head, projector, resize  # noqa: F401
+from vitdense.mm.heads.rfdetr import head, projector  # noqa: F401
 from vitdense.mm.registry import MODELS
 
 

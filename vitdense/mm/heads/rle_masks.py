@@ -30,7 +30,7 @@ class Codes(list):
         found = super().__getitem__(index)
         return Codes(found, self.size) if isinstance(index, slice) else found
 
-    def __add__(self, other: list) -> "Codes":
+    def __add__(self, other: list) -> "Codes":  # by `InstanceData.cat`
         return Codes([*self, *other], self.size)
 
     def __array__(self, dtype: Any = bool, copy: bool | None = None) -> np.ndarray:

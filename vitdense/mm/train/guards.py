@@ -37,13 +37,8 @@ class TriedValidation(Hook):
     priority = "HIGHEST"
 
     def before_train(self, runner) -> None:
-        if runner.val_loop is None:
-            return
-        try:
+        if runner.val_loop is not None:
             dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
-        except ConfigError as error:
-            runner.logger.debug("the validation of one image failed", exc_info=error.__cause__)
-            raise
 
 
 class MeanLosses(Hook):
@@ -59,12 +54,9 @@ class MeanLosses(Hook):
 
 
 class StepGuard(Hook):
-    """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite.
+    """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite."""
 
-    mmengine removes an older checkpoint, or the best, before it saves; so the checks precede its hooks.
-    """
-
-    priority = "HIGHEST"
+    priority = "HIGHEST"  # mmengine removes an older checkpoint, or the best, before it saves
 
     def before_train(self, runner) -> None:
         if isinstance(runner.optim_wrapper, OptimWrapper):  # several are a project's own

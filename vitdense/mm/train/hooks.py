@@ -1,4 +1,4 @@
-"""Hooks: reproducible training steps, exact loading, pictures of a training."""
+"""Hooks: reproducible training steps, exact loading, curves of a training, the end of masked attention."""
 
 import re
 import zipfile
@@ -13,6 +13,7 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import LoadReport, fit_whole
 from vitdense.files import atomic_write
+from vitdense.layers.mask_attention import mask_probability
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.data.classes import classes_of, difference
@@ -21,7 +22,6 @@ from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import guard_model, unwrapped
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.curves import draw_curves, read_scalars
-from vitdense.mm.train.schedules import MaskAnnealingHook  # noqa: F401  registers it
 from vitdense.mm.work_folder import WorkFolder
 
 PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
@@ -59,8 +59,8 @@ def check_whole(checkpoint: Mapping, file: str) -> None:
     """Raise a CheckpointMismatchError unless a file has all that a run goes on from, undamaged and finite."""
     if absent := [key for key in PARTS_OF_A_RUN if not isinstance(checkpoint.get(key), (dict, list))]:
         raise CheckpointMismatchError(
-            f"resume: {file} has no {', '.join(absent)}, without which a run does not go on as it was; start a new one "
-            f"from its weights: --cfg-options load_from={file}"
+            f"resume: {file} has no {', '.join(absent)}, without which a run does not go on; start a new one from its "
+            f"weights: --cfg-options load_from={file}"
         )
     if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):  # torch does not compare checksums
         raise CheckpointMismatchError(
@@ -103,7 +103,6 @@ class ExactLoadHook(Hook):
         base: Weights of the trunk for a mask transformer's file that does not hold them; see `fit_whole`.
 
     Raises:
-        ConfigError: `fresh` is not a list of regular expressions; or on resuming, the run has another length.
         CheckpointMismatchError: On loading: other keys are missing, unexpected, of another size or not finite; or the
             file would run code.
     """
@@ -117,9 +116,7 @@ class ExactLoadHook(Hook):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ConfigError(
-                    f"fresh of vitdense.ExactLoadHook: {pattern!r} is no regular expression ({error})"
-                ) from error
+                raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {pattern!r}, no regular expression") from error
         self.fresh, self.base = tuple(fresh), base
         self.reports: list[LoadReport] = []
         install_loader(allow_pickle)
@@ -185,3 +182,38 @@ class CurvesHook(Hook):
     def after_train(self, runner) -> None:
         if read_scalars(runner.work_dir):  # else shorter than the interval of the log
             runner.logger.info(f"curves: {draw_curves([runner.work_dir], WorkFolder(runner.work_dir).curves)}")
+
+
+@HOOKS.register_module()
+class MaskAnnealingHook(Hook):
+    """Ends masked attention of EoMT and PMT block after block, so that a trained model needs none (EoMT section 3.3).
+    Its probability is a function of the step alone, `mask_probability`: a resumed run goes on as it was.
+
+    Args:
+        starts: Of every block, the iteration from which masks become less probable.
+        ends: And from which there are none.
+
+    Raises:
+        ConfigError: The model has no such head, or one of another number of blocks.
+    """
+
+    priority = "HIGH"
+
+    def __init__(self, starts: Sequence[int], ends: Sequence[int]) -> None:
+        self.starts, self.ends = tuple(starts), tuple(ends)
+        if len(starts) != len(ends) or any(start >= end for start, end in zip(starts, ends)):
+            raise ConfigError(f"starts, ends: got {starts}, {ends}, expected as many, each end after its start")
+
+    def before_train(self, runner) -> None:
+        buffers = dict(runner.model.named_buffers())
+        self.buffers = [x for name, x in buffers.items() if name.endswith(".mask_probabilities")]
+        if not self.buffers or any(len(x) != len(self.starts) for x in self.buffers):
+            raise ConfigError(
+                f"vitdense.MaskAnnealingHook: got {len(self.starts)} starts, and heads with "
+                f"{[len(x) for x in self.buffers]} blocks; give a start and an end for each block of an EoMT or a PMT"
+            )
+
+    def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
+        for buffer in self.buffers:
+            for i, span in enumerate(zip(self.starts, self.ends)):
+                buffer[i] = mask_probability(runner.iter, *span)

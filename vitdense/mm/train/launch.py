@@ -38,10 +38,6 @@ def prepare_training(cfg: Config, **options: Any) -> Config:
 
     Returns:
         The config for the work folder: what starts the training anew, also where this one resumes.
-
-    Raises:
-        ConfigError: A pass or a check refuses what is asked; or the processes do not agree.
-        CheckpointNotFoundError: The checkpoint to resume from does not exist.
     """
     asked = Asked(check=check, **options)
     resume = asked.resume
@@ -72,10 +68,6 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
         overwrite: Start anew in a work folder that has checkpoints. After the first step, the training that was in it
             is moved into a folder in it; what our commands did not write stays.
         options: See `prepare_training`.
-
-    Raises:
-        ConfigError: The work folder is in use or cannot be written; or see `prepare_training`.
-        StepError, StopSignal: See `Runner`.
     """
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
@@ -107,11 +99,6 @@ def test(  # no test of pytest
 
     Returns:
         The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
-
-    Raises:
-        ConfigError: A pass or a check refuses what is asked.
-        CheckpointNotFoundError: There is no such file.
-        CheckpointMismatchError: It is not a checkpoint of this model.
     """
     connect(cfg.launcher, cfg.get("env_cfg", {}))
     inference = Inference(get_device()) if inference is None else replace(inference, device=get_device())
@@ -123,12 +110,10 @@ def test(  # no test of pytest
         inference.tune_cpu()
         with inference.computing():
             metrics = runner.test()
-    metrics = {name: float(value) for name, value in metrics.items()}  # mmseg's values are NumPy scalars
-    if nothing := [name for name, value in metrics.items() if value == NOTHING or math.isnan(value)]:
-        print_log(
-            f"no value, for the test data have nothing of it to find: {', '.join(nothing)}", "current", logging.WARNING
-        )
-    metrics = {name: math.nan if name in nothing else value for name, value in metrics.items()}
+    metrics = {name: math.nan if value == NOTHING else float(value) for name, value in metrics.items()}
+    if nothing := [name for name, value in metrics.items() if math.isnan(value)]:
+        said = f"no value, for the test data have nothing of it to find: {', '.join(nothing)}"
+        print_log(said, "current", logging.WARNING)
     tell(metrics)
     if asked.args is not None:
         call("test", "after", asked.args, metrics=metrics, runner=runner)

@@ -35,14 +35,12 @@ class Truth(COCO):
 
     Args:
         contents: The content of each annotation file, by `Source`, or by any other name.
-
-    Attributes:
-        images: After `number`: the number of each image, by the name of its file and its id.
     """
 
     def __init__(self, contents: Mapping[Hashable, Mapping]) -> None:
         super().__init__()
         self.contents, self.classes = contents, None
+        self.images: dict[tuple[Hashable, int], int] = {}  # the number of each, by its file and its id
 
     def number(self, classes: Sequence[str]) -> None:
         """Number images and annotations of these classes; once, for the same classes."""
@@ -77,7 +75,7 @@ class Truth(COCO):
         return [self.images[key] for key in images]
 
     def indexed(self) -> "Truth":
-        """Itself, for pycocotools, which looks annotations up."""
+        """Itself, where pycocotools looks annotations up."""
         if not self.anns:
             with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
                 self.createIndex()
@@ -232,7 +230,7 @@ class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
 
 @METRICS.register_module()
 class FasterCocoMetric(_CocoMixin, _FASTER):
-    """COCO box and mask AP, with mmdet's arguments: as many objects of an image count as `proposal_nums` ends with."""
+    """As `CocoMetric`, but as many objects of an image count for ``mAP`` as `proposal_nums` ends with."""
 
 
 def count_segments(
@@ -244,9 +242,8 @@ def count_segments(
     segment without a match if over half of it are such pixels or a crowd of its class.
 
     Args:
-        truth: Ids, integers [H, W].
+        truth, found: Ids, integers [H, W].
         segments: Of the truth: ``id``, ``category`` (label) and ``is_crowd``; other ids are no segments.
-        found: Ids, integers [H, W].
         found_labels: Label of every found segment; other ids are none.
         num_classes: Number of labels.
 

@@ -1,5 +1,5 @@
 """Parameter groups of the optimiser: layer-wise learning-rate decay for our backbones, one table in the log. Training
-in bfloat16."""
+in bfloat16. The two warm-ups of EoMT's authors."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,14 @@ from contextlib import contextmanager
 import torch
 from mmengine.logging import MMLogger
 from mmengine.optim import DefaultOptimWrapperConstructor, OptimWrapper
+from mmengine.optim.scheduler.param_scheduler import _ParamScheduler
 from mmengine.runner.amp import autocast
 from torch import nn
 
 from vitdense.errors import OptionError
-from vitdense.mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS
+from vitdense.layers.mask_attention import POWER
+from vitdense.mm.errors import ConfigError
+from vitdense.mm.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, PARAM_SCHEDULERS
 from vitdense.models.base import Backbone
 
 
@@ -31,8 +34,6 @@ class Bfloat16OptimWrapper(OptimWrapper):
 class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's constructor with layer-wise learning-rate decay. It logs one table, not a line per parameter.
 
-    Without decay, every parameter has the learning rate and weight decay that mmengine's constructor gives it.
-
     The formula is detectron2's for ViTDet. With L blocks, the stem gets ``rate ** (L + 1)`` of the learning rate and
     block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. These
     factors multiply those of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``. Frozen parameters are left
@@ -43,8 +44,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         paramwise_cfg: As for the default constructor, plus `layer_decay_rate` in (0, 1]; default 1.
 
     Raises:
-        ValueError: `layer_decay_rate` is not in (0, 1]; or it is below 1, and the optimiser has no `lr` or the model no
-            backbone of this project.
+        ValueError: The rate is not in (0, 1]; or below 1, and the optimiser has no `lr` or the model no trunk of ours.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -140,3 +140,46 @@ def table(groups: Sequence[dict], base_lr: float | None, base_wd: float | None) 
         count = sum(parameter.numel() for parameter in group["params"])
         lines.append(f"{group['part']:20} {rate:>20} {decay:>20} {len(group['params']):8} {count / 1e6:11.3f}")
     return "\n".join(lines)
+
+
+def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -> float:
+    """Factor of a learning rate at a step, counted from 0, of `end`: what is new warms up linearly in the first
+    `warmups`, the trunk stays as it is and then warms up in the second; each then falls to 0 by a polynomial of power
+    0.9."""
+    start, length = (warmups[0], warmups[1]) if is_trunk else (0, warmups[0])
+    if step < start + length:
+        return max(step - start, 0) / length
+    return max(1 - (step - start - length) / (end - start - length), 0.0) ** POWER
+
+
+@PARAM_SCHEDULERS.register_module()
+class TwoWarmupsLR(_ParamScheduler):
+    """The schedule of EoMT's authors; see `two_warmups`. It counts iterations.
+
+    The groups of the optimiser are those of `LayerDecayOptimWrapperConstructor`, whose names tell the trunk.
+
+    Args:
+        warmups: Steps of the first and of the second warm-up.
+        end: Steps of the training.
+        by_epoch: False; it counts iterations alone.
+    """
+
+    def __init__(self, optimizer, warmups: tuple[int, int], end: int, by_epoch: bool = False) -> None:
+        if by_epoch:
+            raise ConfigError("vitdense.TwoWarmupsLR: got by_epoch=True, expected False: it counts iterations")
+        if not 0 < warmups[0] < sum(warmups) < end:
+            raise ConfigError(f"warmups, end: got {warmups}, {end}, expected two numbers of steps, before the end")
+        self.warmups, self.last = tuple(warmups), end
+        if not any("part" in group for group in optimizer.param_groups):
+            raise ConfigError(
+                "vitdense.TwoWarmupsLR: the groups of the optimiser do not say their part of the model; set "
+                "optim_wrapper.constructor='vitdense.EoMTOptimWrapperConstructor'"
+            )
+        super().__init__(optimizer, "lr", by_epoch=by_epoch)
+
+    def _get_value(self) -> list[float]:
+        groups = zip(self.base_values, self.optimizer.param_groups)  # mmengine adds one for its log, without a part
+        return [
+            value * two_warmups(self.last_step, group.get("part", "").startswith("backbone"), self.warmups, self.last)
+            for value, group in groups
+        ]

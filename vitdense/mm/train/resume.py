@@ -76,26 +76,25 @@ def check_steps(runner: Any, checkpoint: Mapping) -> None:
     saved, now = checkpoint.get("optimizer"), runner.optim_wrapper
     if not isinstance(saved, Mapping) or not isinstance(now, OptimWrapper):
         return  # without an optimizer, `check_whole` says so; several are a project's own
-    given = now.optimizer.state_dict()["param_groups"]
+    groups = saved["param_groups"], now.optimizer.state_dict()["param_groups"]
+    sizes = [[len(group["params"]) for group in of_run] for of_run in groups]
     kinds = [_optimizer(config) for config in (read_saved(checkpoint) or {}, runner.cfg.to_dict())]
-    if (None not in kinds and kinds[0] != kinds[1]) or not _alike(saved["param_groups"], given):
-        raise ConfigError(
-            f"resume: got the optimizer {kinds[1] or type(now.optimizer).__name__}, but the checkpoint is of a run "
-            f"with {kinds[0] or 'another one'}; {AS_IT_WAS}"
+    had, got = ("with" if has else "without" for has in ("loss_scaler" in saved, hasattr(now, "loss_scaler")))
+    schedules = [step.state_dict().keys() for step in runner.param_schedulers or ()]
+    if (None not in kinds and kinds[0] != kinds[1]) or not _alike(*groups):
+        fault = (
+            f"got the optimizer {kinds[1] or type(now.optimizer).__name__}, but the checkpoint is of a run with "
+            f"{kinds[0] or 'another one'}"
         )
-    if [len(group["params"]) for group in saved["param_groups"]] != [len(group["params"]) for group in given]:
-        raise ConfigError(
-            f"resume: the optimizer of the checkpoint is for other parameters than those that train now; {AS_IT_WAS}"
-        )
-    if ("loss_scaler" in saved) != hasattr(now, "loss_scaler"):
-        got, had = ("with" if has else "without" for has in (hasattr(now, "loss_scaler"), "loss_scaler" in saved))
-        raise ConfigError(
-            f"resume: got a training {got} a scaled loss (--amp float16), but the checkpoint is of a run {had} it; "
-            f"{AS_IT_WAS}"
-        )
-    schedules = checkpoint.get("param_schedulers"), [each.state_dict() for each in runner.param_schedulers or ()]
-    if len(schedules[0] or ()) != len(schedules[1]) or any(old.keys() != new.keys() for old, new in zip(*schedules)):
-        raise ConfigError(f"resume: param_scheduler has other schedules than the run of the checkpoint; {AS_IT_WAS}")
+    elif sizes[0] != sizes[1]:
+        fault = "the optimizer of the checkpoint is for other parameters than those that train now"
+    elif got != had:
+        fault = f"got a training {got} a scaled loss (--amp float16), but the checkpoint is of a run {had} it"
+    elif schedules != [step.keys() for step in checkpoint.get("param_schedulers") or ()]:
+        fault = "param_scheduler has other schedules than the run of the checkpoint"
+    else:
+        return
+    raise ConfigError(f"resume: {fault}; {AS_IT_WAS}")
 
 
 def _optimizer(config: Mapping) -> str | None:

@@ -1,4 +1,4 @@
-"""RF-DETR (arXiv 2511.09554) as a head of mmdet's single-stage detectors, with and without masks."""
+"""RF-DETR (arXiv 2511.09554) as a head of mmdet's single-stage detectors, and the sizes of its batches."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -196,3 +196,33 @@ def _float(layer: Layer) -> Layer:
     masks = layer.masks and type(layer.masks)(*(x.float() for x in layer.masks))
     more = None if layer.more is None else layer.more.float()
     return Layer(layer.logits.float(), layer.boxes.float(), masks, more)
+
+
+@MODELS.register_module()
+class BatchResize(nn.Module):
+    """For `batch_augments` of a data preprocessor: images, boxes and masks at a size that is drawn for every batch.
+
+    Args:
+        step: Patch size times windows, in pixels: all sizes are multiples, so that windows are whole.
+        most: Steps by which the shorter side grows or shrinks at most.
+    """
+
+    def __init__(self, step: int, most: int = 5) -> None:
+        super().__init__()
+        self.step, self.most = step, most
+
+    def forward(self, inputs: Tensor, data_samples: Sequence) -> tuple[Tensor, Sequence]:
+        """Images ``[B, 3, H, W]`` and mmdet's data samples, which are changed."""
+        old = inputs.shape[2:]
+        ratio = 1 + int(torch.randint(-self.most, self.most + 1, ())) * self.step / min(old)
+        size = tuple(max(round(side * ratio / self.step), 2) * self.step for side in old)
+        inputs = F.interpolate(inputs, size, mode="bilinear")  # [B, 3, *size]
+        ratios = [new / side for new, side in zip(size, old)]
+        for sample in data_samples:
+            shape = tuple(round(side * by) for side, by in zip(sample.img_shape[:2], ratios))
+            sample.set_metainfo({"img_shape": shape, "batch_input_shape": size, "pad_shape": size})
+            truth = sample.gt_instances
+            truth.bboxes = truth.bboxes * truth.bboxes.new_tensor(ratios[::-1]).repeat(2)
+            if "masks" in truth:
+                truth.masks = truth.masks.resize(size)
+        return inputs, data_samples
