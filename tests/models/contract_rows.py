@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch import nn
 
@@ -72,119 +73,68 @@ NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
 RESNET = CONVNEXT = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
+GRID = {"pretrain_img_size": 64}
+V1 = {"growth": "mlp", "relative_position": False, "absolute_position": True, "residual_pooling": False}
+MAX, CONVOLUTIONS = {"pool": "max"}, {"pool_all_queries": False}
+NO_TABLE = {"absolute_position": False, "token_position": False}
+WINDOWS = {"window_size": (2, 3), "global_indices": (3,)}
+NO_KEY = {"qkv_bias": "no_key", "ffn_dims": 40}
+vit = partial(Row, vitdense.ViT, eps=1e-6)
+mvit = partial(Row, vitdense.MViT, eps=1e-6)
+windowed = partial(Row, vitdense.WindowedViT, eps=1e-6)
 MODELS = {
     "swin": Row(vitdense.Swin, NANO),
     "swin, window 4x6, absolute position": Row(
-        vitdense.Swin, NANO, {"window_size": (4, 6), "absolute_position": True, "pretrain_img_size": 64}
+        vitdense.Swin, NANO, {"window_size": (4, 6), "absolute_position": True, **GRID}
     ),
     "swin_v2": Row(vitdense.SwinV2, NANO, {"window_size": 4}, prepare=with_random_norms),
     "swin_v2, window 4x6, extra norms, absolute position": Row(
         vitdense.SwinV2,
         {**NANO, "extra_norm_every": 2},
-        {
-            "window_size": (4, 6),
-            "pretrained_window_sizes": (8, 8, 8, 4),
-            "absolute_position": True,
-            "pretrain_img_size": 64,
-        },
+        {"window_size": (4, 6), "pretrained_window_sizes": (8, 8, 8, 4), "absolute_position": True, **GRID},
         prepare=with_random_norms,
     ),
     # Its first windows are 16x16 tokens, so that 72x104 pixels pad to four of them.
-    "mvit": Row(vitdense.MViT, MVIT, {"pretrain_img_size": 64}, eps=1e-6),
-    "mvit, global, two heads": Row(
-        vitdense.MViT, {**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}, eps=1e-6
-    ),
-    "mvit v1": Row(
-        vitdense.MViT,
-        {
-            **MVIT,
-            "growth": "mlp",
-            "pool": "max",
-            "relative_position": False,
-            "absolute_position": True,
-            "residual_pooling": False,
-        },
-        {"pretrain_img_size": 64},
-        eps=1e-6,
-    ),
-    "mvit v1, convolutions": Row(
-        vitdense.MViT,
-        {
-            **MVIT,
-            "growth": "mlp",
-            "pool_all_queries": False,
-            "relative_position": False,
-            "absolute_position": True,
-            "residual_pooling": False,
-        },
-        {"pretrain_img_size": 64},
-        eps=1e-6,
-    ),
-    "vit": Row(vitdense.ViT, VIT, {"pretrain_img_size": 64}, eps=1e-6),
+    "mvit": mvit(MVIT, GRID),
+    "mvit, global, two heads": mvit({**MVIT, "num_heads": 2}, {"pretrain_img_size": (64, 96), "window": "global"}),
+    "mvit v1": mvit({**MVIT, **V1, **MAX}, GRID),
+    "mvit v1, convolutions": mvit({**MVIT, **V1, **CONVOLUTIONS}, GRID),
+    "vit": vit(VIT, GRID),
     # Its first three blocks attend in windows of 2x3 tokens.
-    "vit, windows, relative positions": Row(
-        vitdense.ViT,
-        VIT,
-        {
-            "pretrain_img_size": 64,
-            "window_size": (2, 3),
-            "global_indices": (3,),
-            "relative_position": True,
-            "img_size": 96,
-        },
-        eps=1e-6,
-    ),
+    "vit, windows, relative positions": vit(VIT, {**GRID, **WINDOWS, "relative_position": True, "img_size": 96}),
     # Patches of a table of another grid, registers and rotary positions of the map or of windows, which pad.
     "vit, registers, rotary, SwiGLU": Row(
         vitdense.ViT,
         {
-            **{
-                **VIT,
-                "registers": 2,
-                "layer_scale": 0.5,
-                "norm_eps": 1e-5,
-                "absolute_position": False,
-                "rope": "dinov3",
-            },
-            **{"token_position": False, "qkv_bias": "no_key", "ffn": "swiglu", "ffn_dims": 40},
+            **VIT,
+            **NO_TABLE,
+            **NO_KEY,
+            "registers": 2,
+            "layer_scale": 0.5,
+            "norm_eps": 1e-5,
+            "rope": "dinov3",
+            "ffn": "swiglu",
         },
     ),
-    "vit, registers, antialias, pre-norm": Row(
-        vitdense.ViT,
-        {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"},
-        {"pretrain_img_size": 64},
-        eps=1e-6,
+    "vit, registers, antialias, pre-norm": vit(
+        {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"}, GRID
     ),
-    "vit, windows, rotary of windows, sub-LN": Row(
-        vitdense.ViT,
-        {**VIT, "rope": "eva02", "qkv_bias": "no_key", "ffn": "swiglu_norm", "ffn_dims": 40},
-        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
-        eps=1e-6,
+    "vit, windows, rotary of windows, sub-LN": vit(
+        {**VIT, **NO_KEY, "rope": "eva02", "ffn": "swiglu_norm"}, {**GRID, **WINDOWS}
     ),
-    "vit, windows, rotary of the map, DINOv2's positions": Row(
-        vitdense.ViT,
-        {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"},
-        {"pretrain_img_size": 64, "window_size": (2, 3), "global_indices": (3,)},
-        eps=1e-6,
+    "vit, windows, rotary of the map, DINOv2's positions": vit(
+        {**VIT, "rope": "dinov3", "qkv_bias": "none", "position_rule": "dinov2"}, {**GRID, **WINDOWS}
     ),
-    "vit, windows of the image": Row(
-        vitdense.WindowedViT, VIT, {"pretrain_img_size": 64, "global_indices": (2,)}, eps=1e-6, multiple=2
+    "vit, windows of the image": windowed(VIT, {**GRID, "global_indices": (2,)}, multiple=2),
+    "vit, 3x3 windows of the image, registers, rotary": windowed(
+        {**VIT, **NO_TABLE, "registers": 2, "rope": "dinov3"}, {"num_windows": 3, "global_indices": (0, 3)}, multiple=3
     ),
-    "vit, 3x3 windows of the image, registers, rotary": Row(
-        vitdense.WindowedViT,
-        {**VIT, "registers": 2, "absolute_position": False, "rope": "dinov3", "token_position": False},
-        {"num_windows": 3, "global_indices": (0, 3)},
-        eps=1e-6,
-        multiple=3,
-    ),
-    "vit, 4x4 windows of the image, no class token": Row(
-        vitdense.WindowedViT,
+    "vit, 4x4 windows of the image, no class token": windowed(
         {
             **{**VIT, "class_token": False, "layer_scale": 0.1, "qkv_bias": "no_key"},
             "position_rule": "bilinear_square_corners",
         },
-        {"num_windows": 4, "pretrain_img_size": 64, "out_norm": "none", "global_indices": (2,)},
-        eps=1e-6,
+        {"num_windows": 4, **GRID, "out_norm": "none", "global_indices": (2,)},
         multiple=4,
     ),
     "convnext": Row(vitdense.ConvNeXt, CONVNEXT, eps=1e-6, prepare=with_random_scales, parts=("mlp",)),
@@ -226,7 +176,7 @@ class Precision:
 
 DEEP = {"embed_dims": 48, "depth": 24, "num_heads": 2}
 STAGES = {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": (1, 2, 4, 8)}
-GRID = {"pretrain_img_size": 64}
+ONE_HEAD = {**STAGES, "num_heads": 1}
 EVA = {"qkv_bias": "no_key", "ffn_dims": 96}
 # Of the stages after the first one, and of all of MViTv2, the stream is what a linear layer or a convolution makes. By
 # torch's rules it is in half precision, in the peers as well. Measured: 1.1 to 1.3.
@@ -235,13 +185,10 @@ PRECISION = {
     "swin, timm": Precision(vitdense.Swin, STAGES, {"window_size": 2}, shape=(64, 64)),
     "swin, mmdet": Precision(vitdense.Swin, STAGES, {"window_size": 2}, "mmdet", (64, 64)),
     "swin_v2": Precision(vitdense.SwinV2, STAGES, {"window_size": 2}, shape=(64, 64)),
-    "mvit": Precision(vitdense.MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID),
+    "mvit": Precision(vitdense.MViT, ONE_HEAD, GRID),
     "hiera": Precision(
         vitdense.Hiera,
-        {
-            **{"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1},
-            **{"window_sizes": (4, 2, 4, 2), "global_indices": (7, 11), "position_grid": (3, 5)},
-        },
+        {**ONE_HEAD, "window_sizes": (4, 2, 4, 2), "global_indices": (7, 11), "position_grid": (3, 5)},
         shape=(64, 64),
     ),
     "vit": Precision(vitdense.ViT, DEEP, GRID),
@@ -251,8 +198,8 @@ PRECISION = {
     "vit, DINOv3": Precision(
         vitdense.ViT,
         {
-            **{**DEEP, **EVA, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "absolute_position": False},
-            **{"rope": "dinov3", "token_position": False, "ffn": "swiglu"},
+            **{**DEEP, **EVA, **NO_TABLE, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5},
+            **{"rope": "dinov3", "ffn": "swiglu"},
         },
         GRID,
     ),
@@ -265,9 +212,7 @@ PRECISION = {
     "swin, absolute position": Precision(
         vitdense.Swin, STAGES, {**GRID, "window_size": 2, "absolute_position": True}, None, (64, 64), HALF_STREAM
     ),
-    "mvit, windows": Precision(
-        vitdense.MViT, {"embed_dims": 16, "depths": (1, 2, 12, 2), "num_heads": 1}, GRID, None, None, HALF_STREAM
-    ),
+    "mvit, windows": Precision(vitdense.MViT, ONE_HEAD, GRID, None, None, HALF_STREAM),
     "vit_adapter": Precision(
         vitdense.ViTAdapter,
         {},
