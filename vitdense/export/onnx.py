@@ -32,7 +32,7 @@ def save_onnx(
     """
     from onnxscript import optimizer
 
-    from vitdense.export.graph import rewrite
+    from vitdense.export.graph import compute_on_tokens
 
     with torch.no_grad(), one_program():
         onnx = torch.onnx.export(
@@ -48,7 +48,7 @@ def save_onnx(
     # Masks and positions of images of one size are constants, but larger than those that the exporter folds.
     optimizer.fold_constants(onnx.model, input_size_limit=MAX_CONSTANT, output_size_limit=MAX_CONSTANT)
     optimizer.optimize(onnx.model)
-    rewrite(onnx.model)
+    compute_on_tokens(onnx.model)
     onnx.model.metadata_props.update(metadata or {})
     with atomic_write(path) as scratch:
         onnx.save(scratch)
