@@ -1,4 +1,4 @@
-"""Predictions and measures drawn on images, and sheets of pictures; images and pictures are [H, W, 3] uint8 RGB."""
+"""Predictions drawn on images, and sheets of pictures; images and pictures are [H, W, 3] uint8 RGB."""
 
 import colorsys
 import math
@@ -20,7 +20,6 @@ MIDDLE = 400  # of the three values of a colour: text on a lighter one is dark
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
 LEAST = 0.3  # score of a keypoint that is drawn
 FAR = 1 << 14  # pixels, that OpenCV draws
-DIMMED = 0.8  # brightness of an image under measures
 PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
 
 
@@ -213,43 +212,6 @@ def with_legend(
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
-
-
-def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
-    """Colour an image by a map of values [h, w], not negative: where it is 0 the image is seen, grey and dimmed; the
-    largest is yellow. A cell has `stride` pixels (height, width), the first at the top left; those outside of the image
-    are cut off.
-    """
-    scaled = np.asarray(values, np.float32) / max(float(np.max(values)), 1e-30)
-    levels = np.arange(256, dtype=np.uint8)[:, None]
-    table = cv2.cvtColor(cv2.applyColorMap(levels, cv2.COLORMAP_INFERNO), cv2.COLOR_BGR2RGB)  # [256, 1, 3]
-    colours = _enlarge(table[np.round(255 * scaled).astype(np.uint8), 0], image, stride)  # [H, W, 3]
-    weight = _enlarge(np.sqrt(scaled)[..., None], image, stride)  # [H, W, 1]
-    grey = DIMMED * image.mean(-1, keepdims=True)
-    return np.round((1 - weight) * grey + weight * colours).astype(np.uint8)
-
-
-def cells(image: np.ndarray, colours: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
-    """A map of colours, [h, w, 3] from 0 to 1, as large as an image [H, W, 3]; see `heat`."""
-    return _enlarge(np.round(255 * np.asarray(colours)).astype(np.uint8), image, stride)
-
-
-def _enlarge(colours: np.ndarray, image: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
-    (h, w), (height, width) = colours.shape[:2], image.shape[:2]
-    rows, columns = (
-        np.minimum(np.arange(n) / s, m - 1).astype(int) for n, s, m in zip((height, width), stride, (h, w))
-    )
-    return colours[rows[:, None], columns]  # [H, W, 3]
-
-
-def cross(image: np.ndarray, at: tuple[int, int]) -> np.ndarray:
-    """Mark a pixel (row, column) of an image [H, W, 3]."""
-    page = Image.fromarray(image)
-    draw, size = ImageDraw.Draw(page), max(4, round(math.sqrt(image[..., 0].size) / 40))
-    for colour, width in ((PAPER, 5), (MARK, 3)):
-        for dy, dx in ((0, size), (size, 0)):
-            draw.line((at[1] - dx, at[0] - dy, at[1] + dx, at[0] + dy), fill=colour, width=width)
-    return np.asarray(page)
 
 
 def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], width: int = 240) -> np.ndarray:

@@ -10,11 +10,11 @@ from PIL import Image
 
 import vitdense
 from vitdense.extensions.show import maps as show
+from vitdense.extensions.show.pictures import heat
 from vitdense.extensions.show.sheet import _attention, _marked, contact_sheet, sheet_rows
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
-from vitdense.results import draw
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -107,7 +107,7 @@ def test_pictures_of_weights_that_are_no_shares_say_so(arch, signed):
     assert {", absolute weights" in name for name, _ in rows} == {signed}
     maps = [np.abs(weights).mean(0), *np.abs(weights)]
     for (_, picture), size in zip(rows, maps, strict=True):
-        np.testing.assert_array_equal(picture, _marked(draw.heat(pixels, size, (16, 16)), query))
+        np.testing.assert_array_equal(picture, _marked(heat(pixels, size, (16, 16)), query))
 
 
 def test_hooks_are_removed_from_a_model_that_fails(image, repo, monkeypatch):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitdense.extensions.show import maps as show
+from vitdense.extensions.show import pictures
 from vitdense.files import atomic_write
 from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
@@ -125,7 +126,7 @@ def _colours(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str,
     c, *size = features.shape
     stride = _stride(inputs, size)
     colours = show.principal_colours(features).cpu().numpy()
-    return f"{c} channels, stride {stride[0]}", draw.cells(pixels, colours, stride)
+    return f"{c} channels, stride {stride[0]}", pictures.cells(pixels, colours, stride)
 
 
 def _channel(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str, np.ndarray]:
@@ -133,7 +134,7 @@ def _channel(pixels: np.ndarray, inputs: Tensor, features: Tensor) -> tuple[str,
     values = features[channel].cpu().numpy()  # [h, w]
     low, high = values.min(), values.max()
     grey = np.repeat((values - low)[..., None] / max(high - low, 1e-12), 3, -1)  # [h, w, 3]
-    return f"channel {channel}: {low:+.1f} to {high:+.1f}", draw.cells(pixels, grey, _stride(inputs, values.shape))
+    return f"channel {channel}: {low:+.1f} to {high:+.1f}", pictures.cells(pixels, grey, _stride(inputs, values.shape))
 
 
 def _attention(
@@ -144,7 +145,7 @@ def _attention(
     signed = ", absolute weights" if (weights < 0).any() else ""  # of heads that are mixed after the softmax
     stride, size = _stride(inputs, weights.shape[1:]), np.abs(weights)
     maps = [("mean of the heads", size.mean(0)), *((f"head {i}", x) for i, x in enumerate(size))]
-    return [(name + signed, _marked(draw.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
+    return [(name + signed, _marked(pictures.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
 
 
 def _fields(
@@ -155,7 +156,7 @@ def _fields(
         field = show.receptive_field(lambda x, i=i: show.map_of(model.backbone(x)[i]), inputs)  # [H, W]
         # Single pixels vary by orders of magnitude: means over cells, and the root, make the shape visible.
         field = F.avg_pool2d(field[None], FIELD_CELL, ceil_mode=True)[0].sqrt()  # [H / cell, W / cell]
-        picture = draw.heat(pixels, field.cpu().numpy(), (FIELD_CELL, FIELD_CELL))
+        picture = pictures.heat(pixels, field.cpu().numpy(), (FIELD_CELL, FIELD_CELL))
         rows.append((f"map {i}, stride {_stride(inputs, features.shape[1:])[0]}", picture))
     return rows
 
@@ -164,9 +165,9 @@ def _bias(head: int, bias: Tensor) -> tuple[str, np.ndarray]:
     """Bias [2h - 1, 2w - 1] as a picture, from its smallest to its largest value; the cross is the query."""
     low, high = bias.min().item(), bias.max().item()
     blank = np.zeros((*(BIAS_CELL * n for n in bias.shape), 3), np.uint8)
-    picture = draw.heat(blank, (bias - low).cpu().numpy(), (BIAS_CELL, BIAS_CELL))
+    picture = pictures.heat(blank, (bias - low).cpu().numpy(), (BIAS_CELL, BIAS_CELL))
     return f"head {head}: {low:+.1f} to {high:+.1f}", _marked(picture, (0.5, 0.5))
 
 
 def _marked(pixels: np.ndarray, query: tuple[float, float]) -> np.ndarray:
-    return draw.cross(pixels, tuple(int(at * n) for at, n in zip(query, pixels.shape)))
+    return pictures.cross(pixels, tuple(int(at * n) for at, n in zip(query, pixels.shape)))
