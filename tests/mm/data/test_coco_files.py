@@ -62,14 +62,6 @@ def test_long_lists_of_ids_are_cut():
     assert "9, ... 5 more)" in line
 
 
-def test_images_with_too_much_for_memory_are_named():
-    data = content(segmentation=[[1, 2, 11, 2, 11, 22]], area=100)
-    data["images"][0].update(width=10_000, height=10_000)
-    data["annotations"] = [{**data["annotations"][0], "id": i, "bbox": [1, 2 + i / 10, 10, 20]} for i in range(50)]
-    assert faults(data) == []
-    assert faults(data, False)[0].startswith("images have masks of over 4 GiB")
-
-
 def test_images_that_are_used_for_training():
     found = content()  # a box in one of two images of 40x30
     assert used(found, ["cat"], {}) == 2

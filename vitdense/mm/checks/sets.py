@@ -59,18 +59,19 @@ class DataSet:
         label: In rows and reports: its split, and its number among several.
         rows: What `describe` said, without the classes.
         is_described: `describe` could read it.
-        unit: Of `counts`.
     """
 
-    unit, form, thing = "boxes", "{:.0f}", "object"
+    unit, form, thing = "boxes", "{:.0f}", "object"  # of `counts`
 
     def __init__(self, where: str, dataset: dict, kind: type | None, cfg: Config, number: int | None) -> None:
         self.where, self.dataset, self.kind, self.cfg, self.number, self.first = where, dataset, kind, cfg, number, self
         self.name, self.training = where.removesuffix("_dataloader"), where.startswith("train")
         self.label, self.rows, self.is_described = self.name, [], False
         self.root, self.prefix = str(dataset.get("data_root") or ""), dataset.get("data_prefix") or {}
-        self.file, self.folder = annotation_file(dataset), ""
+        self.file = annotation_file(dataset)
+        self.folder = os.path.join(self.root, self.prefix.get("img") or "") if self.file else ""
         self.is_drawn = getattr(kind, "drawn_on_demand", False)
+        self.stored = keeps_orientation(dataset)
 
     @property
     def paths(self) -> Iterator[tuple[str, Path]]:
@@ -94,11 +95,6 @@ class DataSet:
         """Names of its labels, in their order."""
         return effective_classes(self.dataset, self.kind) or ()
 
-    @property
-    def stored(self) -> bool:
-        """Whether images are loaded as stored, not turned by their EXIF orientation."""
-        return keeps_orientation(self.dataset)
-
     @cached_property
     def samples(self) -> Samples:
         """What its files hold; a fault alone, if they are of another format."""
@@ -110,11 +106,6 @@ class DataSet:
             return Samples({}, faults=[Fault(str(error))])
 
     def read(self) -> Samples:
-        """Read the files.
-
-        Raises:
-            ConfigError: They are of another format.
-        """
         return Samples({})
 
     @property
@@ -151,11 +142,7 @@ class DataSet:
         return [name for name, number in self.counts.items() if not number]
 
     def images(self, whole: bool = True) -> tuple[list[ImageFile], list[Fault]]:
-        """Its image files; see `examine_images`. Where a training skips those that it cannot read, faults are warnings.
-
-        Args:
-            whole: Decode them; otherwise the first and last bytes of a sample are read.
-        """
+        """Its image files, see `examine_images`; faults are warnings where a training skips what it cannot read."""
         read = partial(read_image_file, whole=whole)
         found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, read)
         skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
@@ -167,11 +154,7 @@ class DataSet:
         return len(self.samples.sizes) * self.training if self.is_here else 0
 
     def describe(self, say: Callable[[str], None]) -> Iterator[Fault]:
-        """Rows about it; what the images and they show.
-
-        Args:
-            say: Prints a row, while the files are read.
-        """
+        """Say rows about it, while the files are read; what is wrong with the images, and with their use."""
 
         def row(text: str) -> None:
             self.rows.append(text)
@@ -215,10 +198,6 @@ class DataSet:
 
 class AnnotatedSet(DataSet):
     """A JSON file of instances or of panoptic segments."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        self.folder = os.path.join(self.root, self.prefix.get("img") or "")
 
     def read(self) -> Samples:
         return read_coco(Path(self.file))
@@ -270,7 +249,6 @@ class PanopticSet(AnnotatedSet):
 
     @property
     def segments(self) -> Path:
-        """The folder of the PNGs."""
         return Path(self.root, self.prefix.get("seg") or "")
 
     def read(self) -> Samples:
@@ -331,19 +309,16 @@ class MapSet(DataSet):
 
     @property
     def decoder(self) -> str:
-        """Decoder of label maps."""
         return (self.loader or {}).get("imdecode_backend", "pillow")
 
     @cached_property
     def maps(self) -> LabelMaps:
-        """What was read of them."""
         if self.first is not self:
             return self.first.maps
         return read_label_maps(*self.listed, self.decoder, self.number, self.stored)
 
     @cached_property
     def labels(self) -> dict[int, int]:
-        """The label of each raw value."""
         return {raw: self.maps.label(raw) for raw in sorted(self.maps.pixels)}
 
     @property

@@ -1,6 +1,5 @@
 """COCO annotation files: what they hold, and what is wrong with them."""
 
-import gc
 import json
 import math
 import re
@@ -16,6 +15,7 @@ import numpy as np
 
 from vitdense.errors import CONTROL
 from vitdense.files import read_text, state_of
+from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.faults import Fault, Faults, Samples
 from vitdense.mm.errors import ConfigError
 
@@ -26,7 +26,6 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "categories": {"id": int, "name": str},
 }
 FAR = 10  # times the longer side of the image
-MASK_BYTES = 4 * 2**30  # of an image: mmdet has a byte for every pixel and annotation
 KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
 MUCH = 0.3  # of the annotations, that training leaves out
 AREA = 16  # pixels that an area may be off: of small masks, pixels and outlines differ
@@ -38,6 +37,7 @@ LEFT_OUT = "training leaves them out, and COCO's metric counts them; iscrowd: 1 
 SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their image"  # boxes that are left out
 OVER = f"boxes reach over the edge of their image ({XYWH}); training clips them"
 BESIDE = f"masks (polygons or RLE) are beside their boxes ({XYWH})"
+WRONG_CODE = "have RLE counts that are not those of their size"
 AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large objects goes by them"
 
 
@@ -79,15 +79,10 @@ def parse(file: Path) -> Any:
 
 @lru_cache(2)  # of a training and of its validation
 def _parsed(file: Path, _state: tuple) -> Any:
-    collects = gc.isenabled()
-    gc.disable()  # of millions of new objects none is garbage, and to look takes as long as to parse
     try:
         return json.loads(read_text(file))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
-    finally:
-        if collects:
-            gc.enable()
 
 
 def forget() -> None:
@@ -96,22 +91,16 @@ def forget() -> None:
 
 
 def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict]]:
-    """The content of a JSON file with lists of objects.
-
-    Args:
-        file: The file.
-        keys: Keys of the objects in each list, and their types.
+    """The content of a JSON file with lists of objects; `keys`: of the objects in each list, and their types.
 
     Raises:
         ConfigError: It is another file.
     """
     content = parse(file)
     lists = content if isinstance(content, dict) else {}
-    if empty := [key for key in ("images", "categories") if not lists.get(key)]:
-        missing = " and ".join(f"no {key}" for key in empty)
-        raise ConfigError(
-            f"{file}: got {missing}; expected a COCO annotation file, with lists 'images' and 'categories'"
-        )
+    if missing := " and ".join(f"no {key}" for key in ("images", "categories") if not lists.get(key)):
+        expected = "expected a COCO annotation file, with lists 'images' and 'categories'"
+        raise ConfigError(f"{file}: got {missing}; {expected}")
     content = {"annotations": [], **content}  # absent from files of test images
     for kind, of_kind in keys.items():
         check_keys(file, kind, content[kind], of_kind)
@@ -119,20 +108,13 @@ def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, li
 
 
 def used(content: Mapping[str, list[dict]], classes: Collection[str], filter_cfg: Mapping) -> int:
-    """Number of images that mmdet keeps for training.
-
-    Args:
-        content: Of an annotation file.
-        classes: Of the data set.
-        filter_cfg: Of the data set: `filter_empty_gt` and `min_size`, the shortest side in pixels.
-    """
+    """Number of images that mmdet keeps for training by the classes and the `filter_cfg` of a data set."""
     ids = {category["id"] for category in content["categories"] if category["name"] in classes}
     with_box = {item["image_id"] for item in content["annotations"] if item["category_id"] in ids}
-    return sum(
-        min(image["width"], image["height"]) >= filter_cfg.get("min_size", 0)
-        and (image["id"] in with_box or not filter_cfg.get("filter_empty_gt"))
-        for image in content["images"]
-    )
+    images, least = content["images"], filter_cfg.get("min_size", 0)
+    if filter_cfg.get("filter_empty_gt"):
+        images = [image for image in images if image["id"] in with_box]
+    return sum(min(image["width"], image["height"]) >= least for image in images)
 
 
 def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> None:
@@ -145,16 +127,14 @@ def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> No
         raise ConfigError(f"{file}: got {kind} {json.dumps(items)[:100]}, expected a list of objects")
     for key, of_type in keys.items():
         if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
-            names = " or ".join(one.__name__ for one in (of_type if isinstance(of_type, tuple) else (of_type,)))
-            raise ConfigError(
-                f"{file}: {len(lacking)} of {len(items)} {kind} have no {key!r} of type {names}, which mmdet reads; "
-                f"the first is {json.dumps(lacking[0])[:200]}"
-            )
+            name = "number" if of_type is NUMBER else of_type.__name__
+            what = f"{len(lacking)} of {len(items)} {kind} have no {key!r} of type {name}, which mmdet reads"
+            raise ConfigError(f"{file}: {what}; the first is {json.dumps(lacking[0])[:200]}")
 
 
 def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
     """Faults of images, categories, names and ids, in files of instances and of panoptic segments."""
-    faults = Faults()
+    faults = names_faults([category["name"] for category in content["categories"]])
 
     def twice(kind: str, key: str) -> list:
         counts = Counter(item[key] for item in content[kind] if key in item)
@@ -162,12 +142,9 @@ def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
 
     for kind in KEYS:
         faults.add(f"{kind} have the same id", *twice(kind, "id"))
-    faults.add("categories have the same name", *twice("categories", "name"))
-    faults.add("categories have no name", *(x["id"] for x in content["categories"] if not x["name"].strip()))
     faults.add("images have the same file_name", *twice("images", "file_name"), grave=False)
-    names = [item[key] for kind, key in (("categories", "name"), ("images", "file_name")) for item in content[kind]]
-    steering = filter(CONTROL.search, dict.fromkeys(names))
-    faults.add("names have control characters, which steer a terminal", *steering)
+    steering = (image["file_name"] for image in content["images"] if CONTROL.search(image["file_name"]))
+    faults.add("file names have control characters, which steer a terminal", *steering)
     known = {image["id"] for image in content["images"]}
     lost = [item for item in content["annotations"] if item["image_id"] not in known]
     ids = [item.get("id", item.get("file_name")) for item in lost]
@@ -202,10 +179,6 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     faults.add("category ids of annotations are not among the categories", *unknown)
     without_mask = [item["id"] for item in annotations if not item.get("segmentation")]
     number_of_masks = len(annotations) - len(without_mask)
-    masked = Counter(item["image_id"] for item in annotations if item.get("segmentation"))
-    pixels = {key: image["width"] * image["height"] for key, image in image_of.items()}
-    large = [key for key, count in masked.items() if count * pixels.get(key, 0) > MASK_BYTES]
-    faults.add("images have masks of over 4 GiB in training; cut them into tiles", *large, of="images", grave=False)
     for item in annotations:
         for what, options in _faults_of(item, image_of.get(item["image_id"])):
             faults.add(what, item["id"], of="annotations", **options)
@@ -351,7 +324,7 @@ def turned(annotation: Mapping) -> bool:
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:
-    """What is wrong with a `segmentation`: training would drop it, or fail, or the process would end; None: nothing.
+    """What is wrong with a `segmentation`, with which a training would fail or end; None: nothing.
 
     Args:
         mask: Polygons ``[[x, y, x, y, x, y, ...], ...]`` in pixels, or ``{"size": [height, width], "counts": ...}``.
@@ -373,28 +346,22 @@ def mask_fault(mask: Any, image: Mapping) -> str | None:
     counts = mask["counts"]
     if isinstance(counts, list):
         right = all(type(n) is int and n >= 0 for n in counts) and sum(counts) == image["height"] * image["width"]
-    else:
-        right = isinstance(counts, str) and _decodes(mask)
-    return None if right else "have RLE counts that are not those of their size"
-
-
-def _decodes(mask: Mapping) -> bool:
+        return None if right else WRONG_CODE
     from pycocotools import mask as rle
 
     try:
         rle.decode(mask)
-    except ValueError:
-        return False
-    return True
+    except (TypeError, ValueError):
+        return WRONG_CODE
+    return None
 
 
 class Overview(NamedTuple):
-    """What every process asks of an annotation file: names of its categories in its order, and those of things; others,
-    in panoptic files, are stuff. And the categories themselves."""
+    """What every process asks of an annotation file."""
 
-    categories: tuple[str, ...]
-    things: tuple[str, ...]
-    content: tuple[Mapping[str, Any], ...]
+    categories: tuple[str, ...]  # names in the order of the file
+    things: tuple[str, ...]  # the others, in panoptic files, are stuff
+    content: tuple[Mapping[str, Any], ...]  # the categories themselves
 
     @property
     def things_first(self) -> tuple[str, ...]:
@@ -426,9 +393,7 @@ def _overview(ann_file: Path, _state: tuple) -> Overview:
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"names of categories {names} are no text")
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ConfigError(
-            f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error}); expected JSON with a list "
-            f"'categories' of objects with a 'name'"
-        ) from error
+        what = f"{ann_file} is not a COCO annotation file ({type(error).__name__}: {error})"
+        raise ConfigError(f"{what}; expected JSON with a list 'categories' of objects with a 'name'") from error
     things = tuple(category["name"] for category in categories if category.get("isthing", 1))
     return Overview(names, things, tuple(categories))

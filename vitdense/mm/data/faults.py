@@ -15,31 +15,18 @@ Size = tuple[int, int]  # width and height in pixels
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong, or may be.
+    """One thing that is wrong, or may be."""
 
-    Attributes:
-        what: What was found and what is expected; of several items, what they have in common.
-        where: Key of the config, data set or file; may be empty.
-        items: What has the fault: ids, files, lines. Empty: the fault is of one thing.
-        fix: What to do; may be empty.
-        grave: It stops a training. If not, it is a warning.
-        of: Of `items` that are ids of a COCO file, in which of its lists: ``annotations`` or ``images``; or empty.
-        total: How many things could have the fault; 0: that is not known.
-        of_masks: It is a warning where a training does not load masks.
-        examples: Files to draw, where there are no items.
-        pictures: Captions and pixels [H, W, 3] uint8 RGB, of what no data set can draw.
-    """
-
-    what: str
-    where: str = ""
-    items: tuple = ()
-    fix: str = ""
-    grave: bool = True
-    of: str = ""
-    total: int = 0
-    of_masks: bool = False
-    examples: tuple = ()
-    pictures: tuple = field(default=(), compare=False, repr=False)
+    what: str  # what was found and what is expected; of several items, what they have in common
+    where: str = ""  # key of the config, data set or file
+    items: tuple = ()  # ids, files or lines that have the fault; empty: it is of one thing
+    fix: str = ""  # what to do
+    grave: bool = True  # it stops a training, and is not only a warning
+    of: str = ""  # which list of a COCO file has the ids in `items`: annotations or images
+    total: int = 0  # how many things could have the fault, if that is known
+    of_masks: bool = False  # it is a warning where a training does not load masks
+    examples: tuple = ()  # files to draw, where there are no items
+    pictures: tuple = field(default=(), compare=False, repr=False)  # captions and pixels [H, W, 3] uint8 RGB to show
 
     def __str__(self) -> str:
         where, fix = f"{self.where}: " if self.where else "", f"; {self.fix}" if self.fix else ""
@@ -63,25 +50,15 @@ class Fault:
 
 @dataclass
 class Samples:
-    """What the reader of a format gives.
+    """What the reader of a format gives."""
 
-    Attributes:
-        sizes: Of the images as annotated, by their names or paths; None where the files do not have them.
-        counts: Objects of every class by its name, things before stuff; of label maps none.
-        faults: What is wrong.
-        rows: What else is there, a line each.
-        shares: Of segments and label maps: the classes' shares of the pixels that were read, in per cent.
-        densest: Most objects of an image, without crowds.
-        without_mask: Ids of annotations of instances without a mask.
-    """
-
-    sizes: dict[str, Size | None]
-    counts: Mapping[str, int] = field(default_factory=dict)
+    sizes: dict[str, Size | None]  # of images as annotated, by their names or paths; None where the files have none
+    counts: Mapping[str, int] = field(default_factory=dict)  # objects by class, things before stuff; of maps none
     faults: list[Fault] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)
-    shares: Mapping[str, float] = field(default_factory=dict)
-    densest: int = 0
-    without_mask: list[int] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)  # what else is there, a line each
+    shares: Mapping[str, float] = field(default_factory=dict)  # of pixels by class of segments, in per cent
+    densest: int = 0  # most objects of an image, without crowds
+    without_mask: list[int] = field(default_factory=list)  # ids of annotations
 
 
 class Faults:

@@ -37,21 +37,13 @@ Images = str | Path | bytes | np.ndarray | Image.Image | Tensor
 
 
 class ImageFile(NamedTuple):
-    """One file.
-
-    Attributes:
-        path: As given.
-        mode: Pillow's: ``RGB``, ``L``, ``I;16``, ...; empty if the file cannot be read.
-        stored: Width and height in pixels, as stored.
-        loaded: Width and height as mm's loader gives them by default: turned by the EXIF orientation.
-        error: Why it cannot be read; empty if it can.
-    """
+    """One file."""
 
     path: str
-    mode: str = ""
-    stored: tuple[int, int] = (0, 0)
-    loaded: tuple[int, int] = (0, 0)
-    error: str = ""
+    mode: str = ""  # of Pillow
+    stored: tuple[int, int] = (0, 0)  # width and height in pixels
+    loaded: tuple[int, int] = (0, 0)  # the same as mm's loader gives them: turned by the EXIF orientation
+    error: str = ""  # why it cannot be read
 
 
 def by(size: Sequence[int]) -> str:

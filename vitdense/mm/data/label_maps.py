@@ -21,26 +21,15 @@ UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_
 
 @dataclass
 class LabelMaps:
-    """Raw values in label maps of a data set.
+    """Raw values in label maps of a data set."""
 
-    Attributes:
-        total: How many files there are.
-        read: How many were read.
-        pixels: Number of pixels per raw value.
-        first_in: The first file of every raw value.
-        reduced: The data set's ``reduce_zero_label``.
-        label_map: New label per old one, for a subset of classes; may be empty.
-        names: Of the labels; may be empty.
-        faults: What is wrong with the files.
-    """
-
-    total: int
-    read: int = 0
-    pixels: Counter = field(default_factory=Counter)
-    first_in: dict[int, str] = field(default_factory=dict)
-    reduced: bool = False
-    label_map: dict[int, int] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
+    total: int  # files that there are
+    read: int = 0  # files that were read
+    pixels: Counter = field(default_factory=Counter)  # by raw values
+    first_in: dict[int, str] = field(default_factory=dict)  # the first file of every raw value
+    reduced: bool = False  # the data set's reduce_zero_label
+    label_map: dict[int, int] = field(default_factory=dict)  # new label per old one, for a subset of classes
+    names: tuple[str, ...] = ()  # of the labels
     faults: list[Fault] = field(default_factory=list)
 
     def label(self, raw: int) -> int:

@@ -90,16 +90,15 @@ def draw_dataset(
     """Draw the data set into ``root`` unless it exists already, and return the folder.
 
     Every image has its own random seed ``(seed, split, index)``; the numbers of workers and images do not change it.
-
-    ``root`` then has ``train/*.jpg``, ``val/*.jpg`` and, for both splits:
+    ``root`` then has ``{train,val}/*.jpg`` and, for both splits:
 
     - ``annotations/instances_{train,val}.json``: COCO, compressed RLE; crowd regions with ``iscrowd=1``;
     - ``semantic/{train,val}/*.png``: uint8 [H, W], 0 background, 1 + index into ``CLASSES``, 255 crowd;
-    - ``panoptic/panoptic_{train,val}.json`` and ``panoptic/{train,val}/*.png``: COCO's panoptic format. Ids are
-      R + 256 G; 1 to n are the instances, from back to front, n + 1 is the background.
+    - ``panoptic/panoptic_{train,val}.json`` and ``panoptic/{train,val}/*.png``: COCO's panoptic format; 1 to n are the
+      instances, from back to front, n + 1 is the background.
 
     Args:
-        root: Folder to create; its parents are created too.
+        root: Folder to create, with its parents.
         num_train, num_val: Images per split.
         image_size: Height and width in pixels.
         seed: Random seed.
@@ -136,8 +135,7 @@ def _draw_into(folder: Path, options: dict, workers: int) -> None:
     things = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, 1)]
     kinds = [{"id": i, "name": x, "isthing": int(x in CLASSES)} for i, x in enumerate((*CLASSES, *STUFF), 1)]
     info = {"info": {"description": "vitdense shapes", "version": "2"}, "licenses": []}
-    # Threads, not processes: OpenCV and numpy release the interpreter lock for most of the work, and threads also run
-    # inside data-loader workers and notebooks.
+    # Threads, which also run inside data-loader workers and notebooks: OpenCV and numpy release the interpreter lock.
     with ThreadPoolExecutor(workers) as pool:
         for split in SPLITS:
             for part in (split, f"semantic/{split}", f"panoptic/{split}", "annotations"):
@@ -152,7 +150,7 @@ def _draw_into(folder: Path, options: dict, workers: int) -> None:
 
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict], dict]:
-    """Write an image, its label map and its segments; return the entries of the image, its objects and its segments."""
+    """Write an image and its maps; return its entry, its objects and its segments."""
     from pycocotools import mask as rle  # here, so that `draw_image` works without it
 
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
@@ -185,16 +183,13 @@ def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index
 def draw_image(
     rng: np.random.Generator, size: Sequence[int], *, empty: bool = False, crowd: bool = False
 ) -> tuple[np.ndarray, list[Instance]]:
-    """Draw one image.
+    """Draw one image: uint8 [H, W, 3] RGB, and its instances, from back to front, with disjoint masks.
 
     Args:
         rng: Random generator.
         size: Height and width in pixels.
-        empty: Whether to leave out objects.
-        crowd: Whether to add a cluster of tiny shapes of one class behind the objects, annotated as one region.
-
-    Returns:
-        The image, uint8 [H, W, 3] RGB, and its instances, from back to front, with disjoint masks.
+        empty: Leave out objects.
+        crowd: Add a cluster of tiny shapes of one class behind the objects, annotated as one region.
     """
     scene = Scene(rng, size)
     scene.add_clutter()
@@ -278,10 +273,7 @@ class Scene:
         return np.rint(image.clip(0, 1) * 255).astype(np.uint8)
 
     def _rasterize(self, outline: list[np.ndarray], radius: float, centre: np.ndarray) -> np.ndarray:
-        """An anti-aliased mask, float32 [H, W] in 0..1, of an outline that is rotated at random.
-
-        The outline has a radius of ``radius`` pixels around ``centre`` (x, y).
-        """
+        """An anti-aliased mask, float32 [H, W] in 0..1, of an outline around a centre (x, y), rotated at random."""
         angle = self.rng.uniform(0, 2 * np.pi)
         rotation = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
         fine = np.zeros((self.size[0] * SUPERSAMPLE, self.size[1] * SUPERSAMPLE), np.uint8)

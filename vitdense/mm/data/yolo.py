@@ -28,13 +28,11 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
 
     Args:
         data_file: ``data.yaml``. ``names`` is a list, or a dict from index to name; ``train`` and ``val`` are folders,
-            text files with a path per line, or lists of these; ``path`` is the folder that they are in, by default that
-            of the file.
+            text files with a path per line, or lists of these; ``path`` is their folder, by default that of the file.
         split: ``train`` or ``val``.
 
     Returns:
-        The content, in which ``file_name`` is relative to a folder; this folder; and what is wrong: images that cannot
-        be read, lines that are no objects, no label file at all.
+        The content, in which ``file_name`` is relative to a folder; this folder; and what is wrong.
 
     Raises:
         ConfigError: The file is another, or an entry of the split has no images.
@@ -44,8 +42,7 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
     if not paths:
         raise ConfigError(f"{data_file}: got {split}: {entries}, expected folders of images, or text files with paths")
     folder, faults = Path(os.path.commonpath([path.parent for path in paths])), Faults()
-    images: list[dict] = []
-    annotations: list[dict] = []
+    images, annotations = [], []
     labels = [_label_file(path) for path in paths]
     for i, (path, label) in enumerate(zip(paths, labels), 1):
         size = header_size(str(path), stored=False)
@@ -70,11 +67,7 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
 
 
 def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
-    """The names of the classes, the common folder, and the entries of a split.
-
-    Raises:
-        ConfigError: The file is another.
-    """
+    """The names of the classes, the common folder, and the entries of a split."""
     try:
         data = yaml.safe_load(read_text(file))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -134,27 +127,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _object(words: Sequence[str], size: Sequence[int], num_classes: int) -> dict[str, Any]:
-    """The object of a line, as part of a COCO annotation.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """The object of a line, as part of a COCO annotation; a ValueError says why it is none."""
     index, *shares = map(float, words)
     if not index.is_integer() or not 0 <= index < num_classes:
         raise ValueError(f"got class {words[0]}, expected 0 to {num_classes - 1}")
     if not all(-ROUNDED <= share <= 1 + ROUNDED for share in shares):  # NaN is outside too
         raise ValueError(f"got {min(shares)} to {max(shares)}, expected shares of the image, 0 to 1")
     values = [min(max(share, 0.0), 1.0) * size[i % 2] for i, share in enumerate(shares)]
+    category = {"category_id": int(index) + 1}
     if len(values) == 4:
         x, y, width, height = values
-        return {
-            "category_id": int(index) + 1,
-            "bbox": [x - width / 2, y - height / 2, width, height],
-            "area": width * height,
-        }
+        return {**category, "bbox": [x - width / 2, y - height / 2, width, height], "area": width * height}
     if len(values) < 6 or len(values) % 2:
         raise ValueError(f"got {len(values)} values after the class, expected the 4 of a box or 3 points or more")
     x, y = values[::2], values[1::2]
     area = abs(math.fsum(x[i - 1] * y[i] - x[i] * y[i - 1] for i in range(len(x)))) / 2
     box = [min(x), min(y), max(x) - min(x), max(y) - min(y)]
-    return {"category_id": int(index) + 1, "bbox": box, "area": area, "segmentation": [values]}
+    return {**category, "bbox": box, "area": area, "segmentation": [values]}
