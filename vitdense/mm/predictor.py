@@ -308,7 +308,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     cfg = copy.deepcopy(cfg)
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
     names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
-    others = {number for _, number in class_counts(cfg.model)} - {names, things}
+    others = class_counts(cfg.model) - {names, things}
     if not is_named and (others or not names):
         raise ConfigError(
             f"{checkpoint} has no class names (meta.dataset_meta), and the test data of the config do not have "

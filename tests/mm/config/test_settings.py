@@ -1,8 +1,6 @@
 """`settings` of a config: its length and image size."""
 
 import pytest
-from mmengine.hooks import Hook
-from mmengine.registry import HOOKS
 
 from vitdense.mm.checks.schedule import schedule
 from vitdense.mm.config.base import Asked, run_passes
@@ -144,20 +142,6 @@ def test_a_short_run_of_a_recipe_gives_no_warning(name, epochs):
         times = step.get("milestones", [])
         assert len({*times}) == len(times)
         assert all(0 < time < epochs for time in times)
-
-
-def test_a_hook_that_is_not_known_has_no_time_that_is_left(tmp_path):
-    class MyHook(Hook):
-        def __init__(self, warm_epochs=5):
-            self.warm_epochs = warm_epochs
-
-    HOOKS.register_module(module=MyHook, name="MyTimedHook", force=True)
-    path = config_of_times(tmp_path, "default_hooks = dict(mine=dict(type='MyTimedHook', warm_epochs=50))\n")
-    assert load_config(path).default_hooks.mine.warm_epochs == 50
-    with pytest.raises(ConfigError, match=r"default_hooks\.mine\.warm_epochs"):
-        load_config(path, {"settings.max_epochs": 30})
-    options = {"settings.max_epochs": 30, "default_hooks.mine.warm_epochs": 7}
-    assert load_config(path, options).default_hooks.mine.warm_epochs == 7
 
 
 @pytest.mark.parametrize(

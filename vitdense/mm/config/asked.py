@@ -42,28 +42,20 @@ def option(command: str, default: Any = None, **how: Any) -> Any:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a command asks of a config. Fields made by `option` are options of ``train`` and ``test``, by their names.
+    """What a command asks of a config. Fields made by `option` are options of ``train`` and ``test``, by name."""
 
-    Attributes:
-        options: ``--cfg-options``: dotted keys and values.
-        work_dir: Output folder; default: the work folder whose config it is, the config's, or
-            ``work_dirs/<name of the config>``.
-        launcher: ``none``, ``pytorch``, ``slurm`` or ``mpi``.
-        check: Checks a config for splits, before a training or a test.
-        overwrite: Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
-        checkpoint: To test or to predict with: a file, an address, or an exported file.
-        inference: How a model predicts that is tested.
-        args: The parsed arguments of a training or test, for options of extensions; None: there are none.
-    """
-
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # --cfg-options: dotted keys and values
+    # Output folder; default: the work folder whose config it is, the config's, or work_dirs/<name of the config>.
     work_dir: str | None = None
-    launcher: str = "none"
-    check: Callable[["Config", Sequence[str]], None] = lambda cfg, splits: None
-    checkpoint: str | None = None
-    inference: "Inference" = field(default_factory=_inference)
-    args: argparse.Namespace | None = None
-
+    launcher: str = "none"  # or pytorch, slurm, mpi
+    check: Callable[["Config", Sequence[str]], None] = lambda cfg, splits: None  # before a training or a test
+    checkpoint: str | None = None  # to test or to predict with: a file, an address, or an exported file
+    inference: "Inference" = field(default_factory=_inference)  # how a model predicts that is tested
+    args: argparse.Namespace | None = None  # parsed ones of a training or test, for options of extensions
+    # Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
+    overwrite: bool | None = option(
+        "train", action="store_true", help="start anew in a work folder that has checkpoints"
+    )
     amp: str | None = option("train", **AMP)
     resume: str | None = option(
         "train",
@@ -71,9 +63,6 @@ class Asked:
         const="auto",
         metavar="CHECKPOINT",
         help="continue from this checkpoint; by default, from the latest of the work folder",
-    )
-    overwrite: bool | None = option(
-        "train", action="store_true", help="start anew in a work folder that has checkpoints"
     )
     fresh: Sequence[str] = option(
         "train",

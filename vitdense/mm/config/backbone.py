@@ -28,7 +28,7 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
     """What changes in the model of a config for another backbone: a part of a config that inherits from it.
 
     The new backbone returns as many maps, of the same strides. A plain ViT gets a `DeconvPyramid` for the strides 4, 8,
-    16 and 32. Options that `KEPT` names stay, with the values that it has.
+    16 and 32.
 
     Args:
         cfg: The config; it is not changed.
@@ -36,8 +36,7 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
             and options, which loads its checkpoints.
 
     Raises:
-        ConfigError: There is no such name, the backbone has no maps of these strides, or the rest of the model cannot
-            follow it.
+        ConfigError: There is no such name, or the rest of the model cannot follow the backbone.
     """
     model = cfg.model
     if not isinstance(model.get("backbone"), Mapping):
@@ -48,10 +47,8 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
         return {**pretrained, "backbone": _same_swin(model, cfg)}
     row = find_model(name)
     if row is None:
-        near = near_names(name)
-        raise ConfigError(
-            f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near or 'swin_tiny'}"
-        )
+        near = near_names(name) or "swin_tiny"
+        raise ConfigError(f"--backbone: got {name!r}; expected a name of vitdense.list_models(), such as {near}")
     channels, strides = _maps(model.backbone, cfg)
     is_mmseg = cfg.get("default_scope") == "mmseg"
     backbone, new_channels, pyramid, patch = _named(name, row, strides, is_mmseg)
@@ -72,8 +69,7 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
 
 
 def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
-    """Channels and strides of the maps of a backbone. Our classes state both; another class predicts once, with random
-    weights."""
+    """Channels and strides of the maps of a backbone. Our classes state both; another one predicts once."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     if issubclass(find_class(MODELS, backbone["type"], cfg), Backbone):
         with torch.device("meta"):
@@ -88,9 +84,7 @@ def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
     return [x.shape[1] for x in maps], [SIDE // x.shape[-1] for x in maps]
 
 
-def _named(
-    name: str, row: Model, strides: list[int], any_patch: bool
-) -> tuple[dict[str, Any], list[int], dict[str, Any] | None, int]:
+def _named(name: str, row: Model, strides: list[int], any_patch: bool) -> tuple[dict, list[int], dict | None, int]:
     """The config of a backbone by name, its channels, the pyramid that a plain ViT needs, and the stride of its first
     map. `strides` are what the rest of the model expects; `any_patch`: it takes any, as segmentors do."""
     kind = backbone_class(row.family)
@@ -107,10 +101,10 @@ def _named(
         channels = channels[-len(strides) :]
     elif strides != own:
         if strides != sorted({*strides} & {*own}) or is_plain:
+            theirs = f"{PYRAMID}, all four, by a neck" if is_plain else own
             raise ConfigError(
-                f"--backbone: the maps of the config's backbone have strides {strides}, those of {name} "
-                f"{PYRAMID if is_plain else own}{' by a neck, all four' if is_plain else ''}; choose another backbone, "
-                f"or a config whose neck or heads take these strides"
+                f"--backbone: the maps of the config's backbone have strides {strides}, of {name} {theirs}; choose "
+                f"another backbone, or a config whose neck or heads take these strides"
             )
         options["out_indices"] = tuple(own.index(stride) for stride in strides)
         channels = [channels[i] for i in options["out_indices"]]
@@ -129,10 +123,8 @@ def _not_default(kind: type, options: Mapping[str, Any]) -> dict[str, Any]:
 def _same_swin(model: Mapping, cfg: Config) -> dict[str, Any]:
     """`vitdense.Swin` with the sizes and options of the SwinTransformer of a model."""
     if model["backbone"]["type"] not in SWINS:
-        raise ConfigError(
-            f"--backbone: got none for a config with {model['backbone']['type']}; name one of vitdense.list_models(), "
-            f"such as swin_tiny (without it, a SwinTransformer of mmdet or mmseg becomes vitdense.Swin)"
-        )
+        got = f"got none for a config with {model['backbone']['type']}, which is no SwinTransformer of mmdet or mmseg"
+        raise ConfigError(f"--backbone: {got}; name one of vitdense.list_models(), such as swin_tiny")
     kind = find_class(MODELS, model["backbone"]["type"], cfg)
     options = arguments(kind)
     options |= {key: tuple(value) if isinstance(value, list) else value for key, value in model["backbone"].items()}
@@ -153,8 +145,7 @@ def _same_swin(model: Mapping, cfg: Config) -> dict[str, Any]:
 
 
 def channel_changes(model: Mapping, old: Sequence[int], new: Sequence[int]) -> dict[str, Any]:
-    """What changes in the first parts after the backbone, the neck or else the heads, for `new` channels of its maps in
-    place of `old`."""
+    """What changes in the neck, or else the heads, for `new` channels of the backbone's maps in place of `old`."""
     keys = ["neck"] if model.get("neck") else [key for key in model if key.endswith("_head") and model[key]]
     changes = {}
     for key in keys:
@@ -172,11 +163,8 @@ def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> 
     """What changes in a neck or head; of a head without `in_channels`, such as K-Net's, in its parts."""
     wanted, index = part.get("in_channels"), part.get("in_index")
     if wanted is None:
-        inner = {
-            key: _part_changes(f"{where}.{key}", value, old, new)
-            for key, value in part.items()
-            if isinstance(value, Mapping)
-        }
+        parts = {key: value for key, value in part.items() if isinstance(value, Mapping)}
+        inner = {key: _part_changes(f"{where}.{key}", value, old, new) for key, value in parts.items()}
         return {key: value for key, value in inner.items() if value}
     if isinstance(wanted, int):
         index = -1 if index is None else index  # the last map
@@ -187,10 +175,8 @@ def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> 
         index = list(order) if index is None else index
         before, after = [old[i] for i in index], [new[i] for i in index]
     if wanted != before:
-        raise ConfigError(
-            f"{where}.in_channels: got {wanted}, expected {before}, for the maps of the backbone have {old} channels; "
-            f"write this part by hand, for the maps of the new backbone, which have {new}"
-        )
+        got = f"got {wanted}, expected {before}, for the backbone's maps have {old} channels"
+        raise ConfigError(f"{where}.in_channels: {got}; write this part by hand, for the new maps, which have {new}")
     if after == before:
         return {}
     changes: dict[str, Any] = {"in_channels": after}

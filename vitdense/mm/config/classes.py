@@ -1,12 +1,12 @@
 """Class names are propagated from the training data to the other data sets, the heads and the metrics."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.logging import print_log
-from mmengine.registry import DATASETS, METRICS, MODELS
+from mmengine.registry import DATASETS, METRICS, MODELS, Registry
 
 from vitdense.families import arguments
 from vitdense.files import read_text
@@ -21,6 +21,9 @@ BY_NAME = {
     "mmdet.evaluation.metrics.coco_metric.CocoMetric": "vitdense.CocoMetric",
     "mmdet.evaluation.metrics.faster_coco_metric.FasterCocoMetric": "vitdense.FasterCocoMetric",
 }
+
+
+PARTS = ("num_things_classes", "num_stuff_classes")  # of a panoptic head
 
 
 def reads_coco(kind: type) -> bool:
@@ -39,11 +42,6 @@ def numbers_by_file(kind: type) -> bool:
     return hasattr(kind, "COCOAPI") and not hasattr(kind.COCOAPI, "by_name")
 
 
-def has_raw_labels(kind: type) -> bool:
-    """Whether a data set has label maps whose values have no names but those of its `metainfo`."""
-    return hasattr(kind, "get_label_map") and not kind.METAINFO.get("classes")
-
-
 def annotation_file(dataset: dict) -> str | None:
     """Path or address of the JSON file of annotations of a data set, which may not exist; None if it has none."""
     name = str(dataset.get("ann_file") or "")
@@ -57,11 +55,7 @@ def _states_classes(dataset: dict) -> bool:
 
 
 def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
-    """Class names of a data set: of its `metainfo`, else of its annotation file, else of its type.
-
-    Raises:
-        ConfigError: The annotation file is not in COCO format.
-    """
+    """Class names of a data set: of its `metainfo`, else of its annotation file, else of its type."""
     given = (dataset.get("metainfo") or {}).get("classes")
     if given is not None:
         return tuple(read_text(given).splitlines() if isinstance(given, str) else given)
@@ -80,8 +74,7 @@ def _read_by_name(node: dict, kind: type | None) -> None:
 
 def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
     """Class names that mm will give a data set: of its `metainfo`, else of its type."""
-    of_type = {"type": dataset["type"], "metainfo": dataset.get("metainfo")}
-    return dataset_classes(of_type, kind)
+    return dataset_classes({"metainfo": dataset.get("metainfo")}, kind)
 
 
 def model_classes(cfg: Config) -> tuple[str, ...] | None:
@@ -130,12 +123,11 @@ def _deciding(cfg: Config) -> tuple[list[dict], type | None]:
 
 def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
     """The split, the config and the class of every data set, without wrappers."""
-    loaders = [(split, loader) for split in SPLITS if (loader := cfg.get(f"{split}_dataloader"))]
-    return [
-        (split, dataset, find_class(DATASETS, dataset["type"], cfg))
-        for split, loader in loaders
-        for dataset in leaf_datasets(loader.dataset)
-    ]
+    found = []
+    for split in SPLITS:
+        for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset) if cfg.get(f"{split}_dataloader") else ():
+            found.append((split, dataset, find_class(DATASETS, dataset["type"], cfg)))
+    return found
 
 
 def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) -> None:
@@ -145,7 +137,8 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
     if "classes" in given:
         if own != classes and (not set(own) <= set(classes) or numbers_by_file(kind)):
             return
-        if own != classes and has_raw_labels(kind):
+        # Values of label maps have no names but those of `metainfo`.
+        if own != classes and hasattr(kind, "get_label_map") and not kind.METAINFO.get("classes"):
             dataset.setdefault("values", own)
             dataset["type"] = "vitdense.SegDataset"
         if own != classes and "palette" in given:
@@ -162,10 +155,8 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
 
 
 def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
-    """Propagate the classes of the training data through a config, in place.
-
-    All data sets get the classes in one order, and read labels by name. The heads in `CLASS_HEADS` get their number,
-    see `_set_heads`. A metric without `ann_file` gets the annotation file of its data set.
+    """Propagate the classes of the training data through a config, in place: data sets get them in one order and read
+    labels by name, heads get their number, metrics without `ann_file` the annotation file of their data set.
 
     Args:
         cfg: The config.
@@ -185,9 +176,8 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
         parts = [dataset for of, dataset, _ in leaves if of == split]
         files = list(map(annotation_file, parts))
         for metric in as_list(cfg.get(f"{split}_evaluator")):
-            kind = find_class(METRICS, metric["type"], cfg)
-            _read_by_name(metric, kind)
-            taken = arguments(find_class(METRICS, metric["type"], cfg)) or () if kind else ()
+            _read_by_name(metric, find_class(METRICS, metric["type"], cfg))
+            taken = _options(METRICS, metric, cfg)
             if len(files) == 1 and files[0] is not None and "ann_file" in taken:
                 metric.setdefault("ann_file", files[0])
                 if parts[0].get("drop_doubles") and "drop_doubles" in taken:
@@ -195,35 +185,30 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
 
 
 def follows(head: dict, cfg: Config) -> bool:
-    """Whether a head gets the number of classes of the data. It does if it states no number, or the `num_classes` at
-    the top of the config: the number of a recipe's own data, with which mm's tools build the head."""
-    # A part that states another, as of K-Net, speaks for the whole head.
+    """Whether a head gets the number of classes of the data: it states none, or the one of a recipe's own data, which
+    is at the top of the config. A part that states another, as of K-Net, speaks for the whole head."""
     return all(part.get("num_classes") in (None, cfg.get("num_classes")) for part in nodes(head))
 
 
 def _set_heads(cfg: Config, number: int, things: int | None) -> None:
     for _, head in class_heads(cfg.get("model")):
-        if {"num_classes"} <= _options(head, cfg) and follows(head, cfg):
+        if "num_classes" in _options(MODELS, head, cfg) and follows(head, cfg):
             head["num_classes"] = number
     for head in nodes(cfg.get("model")) if things is not None else ():
-        if {"num_things_classes", "num_stuff_classes"} <= _options(head, cfg):
-            head.setdefault("num_things_classes", things)
-            head.setdefault("num_stuff_classes", number - things)
+        if _options(MODELS, head, cfg).issuperset(PARTS):
+            head.setdefault(PARTS[0], things)
+            head.setdefault(PARTS[1], number - things)
 
 
-def _options(head: dict, cfg: Config) -> set[str]:
-    kind = find_class(MODELS, head["type"], cfg) if "type" in head else None
+def _options(registry: Registry, part: dict, cfg: Config) -> set[str]:
+    kind = find_class(registry, part["type"], cfg) if "type" in part else None
     return set(arguments(kind) or ()) if kind is not None else set()
 
 
-def class_counts(model: dict) -> Iterator[tuple[str, int]]:
-    """Dotted path and value of every number of classes that a head of a model states; things and stuff are summed."""
-    for path, head in class_heads(model):
-        if head.get("num_classes") is not None:
-            yield f"{path}.num_classes", head["num_classes"]
-    for head in nodes(model):
-        if {"num_things_classes", "num_stuff_classes"} <= head.keys():
-            yield f"{head.get('type')}", head["num_things_classes"] + head["num_stuff_classes"]
+def class_counts(model: dict) -> set[int]:
+    """Every number of classes that a head of a model states; things and stuff are summed."""
+    found = {head.get("num_classes") for _, head in class_heads(model)} - {None}
+    return found | {sum(head[part] for part in PARTS) for head in nodes(model) if head.keys() >= {*PARTS}}
 
 
 def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -> None:
@@ -236,11 +221,7 @@ def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -
 
 def follow_checkpoint(cfg: Config, checkpoint: str, classes: Sequence[str] | None, fresh: bool = False) -> None:
     """Give a config, after `follow_classes`, the classes in the order of a checkpoint, which its outputs and its
-    optimizer have. `fresh`: its heads are not loaded, for other classes are meant.
-
-    Raises:
-        ConfigError: Its classes are others.
-    """
+    optimizer have; refuse one of other classes unless its heads are `fresh`, not loaded."""
     own = model_classes(cfg)
     if None in (own, classes) or own == tuple(classes):
         return

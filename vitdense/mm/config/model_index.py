@@ -40,10 +40,8 @@ class Published(NamedTuple):
 
 
 def find_published(name: str) -> Published | None:
-    """The model of a name, None if there is none.
-
-    A name may leave out its data set, ``_coco``, ``_coco_panoptic`` or ``_ade20k``, where one model alone is meant:
-    ``rfdetr_s``.
+    """The model of a name, None if there is none. It may leave out its data set, ``_coco``, ``_coco_panoptic`` or
+    ``_ade20k``, where one model alone is meant: ``rfdetr_s``.
 
     Raises:
         ConfigError: Several models are meant; or the file is not at an ``https://`` address.
@@ -71,9 +69,6 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
     Args:
         config: A config; a work folder; or the name of a published model.
         checkpoint: A file, address or work folder; None for that of the work folder, or of the published model.
-
-    Raises:
-        ConfigError: A config alone.
     """
     if checkpoint is None and not Path(config).is_dir():
         row = find_published(config)

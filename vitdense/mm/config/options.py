@@ -45,11 +45,7 @@ def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that a config takes, of those that a user gave.
 
     ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Where the test
-    data or metric of a config equal those of validation, options of validation apply to both; a validation that is left
-    out (None) leaves the test as it is.
-
-    Raises:
-        ConfigError: Two options set the same key.
+    data or metric equal those of validation, options of validation apply to both, but for a None of all of it.
     """
     lengths = {f"train_cfg.{name}": f"settings.{name}" for name in LENGTHS}
     resolved: dict[str, Any] = {}
@@ -90,11 +86,7 @@ def merge_given(cfg: Config, asked: Asked) -> None:
 
 def move_data(cfg: Config, asked: Asked) -> None:
     """A new ``data_root`` takes the place of the old one in the paths of data sets and metrics. mmengine would change
-    the variable alone, after all paths were made from it.
-
-    Raises:
-        ConfigError: No path begins with the old one, or the new one is no path.
-    """
+    the variable alone, after all paths were made from it."""
     new, old = asked.options.get("data_root"), cfg.get("data_root")
     if new is None:
         return
@@ -112,10 +104,8 @@ def move_data(cfg: Config, asked: Asked) -> None:
             moved |= part != cfg[key]
             cfg[key] = part
     if not moved:
-        raise ConfigError(
-            f"--cfg-options data_root: no path of a data set begins with the data_root {old!r}; set the paths "
-            f"themselves, such as train_dataloader.dataset.data_root"
-        )
+        got = f"no path of a data set begins with the data_root {old!r}"
+        raise ConfigError(f"--cfg-options data_root: {got}; set the paths, such as train_dataloader.dataset.data_root")
 
 
 def _is_setting(key: str) -> bool:
@@ -133,9 +123,8 @@ def _check_key(cfg: Config, key: str, value: Any) -> None:
     first = key.partition(".")[0]
     if first in cfg and first not in TOP_LEVEL:
         raise ConfigError(
-            f"--cfg-options {key}: {first} is a variable of the config file, and values were computed from it before "
-            f"options apply. Set these values instead, or change the file. For sizes and lengths there are "
-            f"--image-size, --epochs and --iters"
+            f"--cfg-options {key}: {first} is a variable of the config file, from which values were computed; set "
+            f"these, or change the file; for sizes and lengths there are --image-size, --epochs and --iters"
         )
     node: Any = cfg._cfg_dict
     parts = key.split(".")
@@ -179,10 +168,8 @@ def _check_kind(key: str, old: Any, value: Any) -> None:
 def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, rest: Sequence[str]) -> None:
     """Raise if a dict of the config cannot have a new key `part`, or if that looks like a misspelt key."""
     if rest and rest[0].isdecimal():
-        raise ConfigError(
-            f"--cfg-options {key}: the config has no list {part}; a hook can be added by name, as in "
-            f"default_hooks.my_hook.type=EMAHook"
-        )
+        hint = "a hook can be added by name, as in default_hooks.my_hook.type=EMAHook"
+        raise ConfigError(f"--cfg-options {key}: the config has no list {part}; {hint}")
     allowed = _allowed(cfg, node, where)
     if part in (allowed or ()) or (allowed is None and rest):  # such as custom_keys.norm1.decay_mult
         return

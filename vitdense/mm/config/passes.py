@@ -28,7 +28,7 @@ def _by_extensions(command: str) -> Pass:
 LOADING = (
     Pass("scope of a base vitdense::...", options.drop_scope),
     Pass("settings", options.merge_settings),
-    Pass("settings.max_epochs or max_iters", lambda cfg, asked: settings.set_length(cfg, asked.options)),
+    Pass("settings.max_epochs or max_iters", lambda cfg, asked: settings.set_length(cfg)),
     Pass("settings.image_size", lambda cfg, asked: settings.set_image_size(cfg)),
     Pass("settings.log_to", lambda cfg, asked: settings.set_loggers(cfg)),
     Pass("data_root", options.move_data),
@@ -75,7 +75,7 @@ BUILDING = (
     Pass("exported file", model.test_exported),
     Pass("masks as run-length codes", model.encode_masks),
     Pass("processes on CPUs", run.wrap_on_cpus),
-    Pass("hooks of every run", run.add_hooks),
+    Pass("hooks of every run", run.add_guard),
     Pass("visualizer of this run", run.name_visualizer),
 )
 # By a prediction, of a copy.

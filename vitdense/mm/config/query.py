@@ -45,11 +45,8 @@ def hooks(cfg: Config) -> Iterator[tuple[str, dict]]:
 
 
 def drop_weights(model: Any) -> None:
-    """Take every `init_cfg` that names weights out of a model's config, wherever in it.
-
-    A checkpoint of the whole model replaces them, so that they need not be downloaded. A teacher, which is in no
-    checkpoint, keeps its own.
-    """
+    """Take every `init_cfg` that names weights out of a model's config: a checkpoint of the whole model replaces them.
+    A teacher, which is in no checkpoint, keeps its own."""
     if isinstance(model, dict):
         parts = as_list(model.get("init_cfg"))
         if any(not isinstance(part, dict) or part.get("type") == "Pretrained" for part in parts):

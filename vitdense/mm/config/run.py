@@ -21,7 +21,7 @@ from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 _runs = count(1)
 AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrapper")
 OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
-HOOKS = ("vitdense.GuardModelHook",)  # what mm leaves open in results
+GUARD = "vitdense.GuardModelHook"  # of what mm leaves open in results
 OWN_READERS = {"mmcv.LoadImageFromFile": "vitdense.LoadImage", "mmseg.LoadAnnotations": "vitdense.LoadAnnotations"}
 # Of a data loader, what only worker processes need; torch refuses most of it without any.
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
@@ -29,28 +29,21 @@ OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context"
 
 def drop_worker_keys(cfg: Config, asked: Asked) -> None:
     """Without workers, what needs them goes."""
-    for split in SPLITS:
-        loader = cfg.get(f"{split}_dataloader")
-        if loader and not loader.get("num_workers"):
-            for key in OF_WORKERS:
-                if loader.get(key):
-                    del loader[key]
+    for loader in filter(None, (cfg.get(f"{split}_dataloader") for split in SPLITS)):
+        for key in OF_WORKERS:
+            if loader.get(key) and not loader.get("num_workers"):
+                del loader[key]
 
 
 def own_readers(cfg: Config, keys: Sequence[str]) -> None:
-    """Images and label maps are read by `OWN_READERS`, whose errors name the file.
-
-    The test data keep mm's in the config that is saved: mm's inferencers look for them.
-    """
-    for key in keys:
-        for step in nodes(cfg.get(key)):
-            if type_name(step) not in ("LoadImageFromFile", "LoadAnnotations"):
-                continue
-            kind = find_class(TRANSFORMS, step["type"], cfg)
-            package = (kind.__module__ if kind else "").partition(".")[0]
-            own = OWN_READERS.get(f"{package}.{type_name(step)}")
-            if own and step.keys() <= {"type", *arguments(TRANSFORMS.get(own))}:
-                step["type"] = own
+    """Images and label maps are read by `OWN_READERS`, whose errors name the file. Test data keep mm's in the config
+    that is saved: mm's inferencers look for them."""
+    names = {name.partition(".")[2] for name in OWN_READERS}
+    for step in (step for key in keys for step in nodes(cfg.get(key)) if type_name(step) in names):
+        package = getattr(find_class(TRANSFORMS, step["type"], cfg), "__module__", "").partition(".")[0]
+        own = OWN_READERS.get(f"{package}.{type_name(step)}")
+        if own and step.keys() <= {"type", *arguments(TRANSFORMS.get(own))}:
+            step["type"] = own
 
 
 def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,9 +53,9 @@ def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:
 
 def leave_out_hooks(cfg: Config, asked: Asked) -> None:
     """None leaves a hook out. mmengine knows it of its own default hooks alone."""
-    default = cfg.get("default_hooks") or {}
-    for name in [name for name, hook in default.items() if hook is None and name not in OWN_DEFAULTS]:
-        del default[name]
+    for name, hook in list((cfg.get("default_hooks") or {}).items()):
+        if hook is None and name not in OWN_DEFAULTS:
+            del cfg.default_hooks[name]
 
 
 def name_run(cfg: Config, asked: Asked) -> None:
@@ -87,9 +80,7 @@ def train_in(cfg: Config, asked: Asked) -> None:
         return
     check_precision(f"--amp {amp}", amp, get_device())
     if wrapper.get("type") not in (None, *AMP_REPLACES):
-        raise ConfigError(
-            f"--amp {amp}: optim_wrapper.type is {wrapper.type}, which it would replace; leave one of the two out"
-        )
+        raise ConfigError(f"--amp {amp}: got optim_wrapper.type {wrapper.type} too; leave one of the two out")
     if amp == "float16":
         wrapper.update(type="AmpOptimWrapper", dtype=amp)
         wrapper.setdefault("loss_scale", "dynamic")
@@ -110,21 +101,19 @@ def scale_rate(cfg: Config, asked: Asked) -> None:
     if asked.auto_scale_lr:
         if not (cfg.get("auto_scale_lr") or {}).get("base_batch_size"):
             raise ConfigError(
-                "--auto-scale-lr: the config has no auto_scale_lr.base_batch_size, the images of a step that its "
-                "learning rate is for; set it: --cfg-options auto_scale_lr.base_batch_size=16"
+                "--auto-scale-lr: the config does not say how many images a step its learning rate is for; set it: "
+                "--cfg-options auto_scale_lr.base_batch_size=16"
             )
         cfg.merge_from_dict({"auto_scale_lr.enable": True})
 
 
 def log_short_runs(cfg: Config, asked: Asked) -> None:
     """Every iteration of a run that is shorter than the interval of the log, and the last one of every epoch."""
-    logger = (cfg.get("default_hooks") or {}).get("logger")
-    if not logger:
-        return
-    logger.setdefault("ignore_last", False)
-    is_short = cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10)
-    if is_short and "default_hooks.logger.interval" not in getattr(cfg, "given", ()):
-        logger.interval = 1
+    if logger := (cfg.get("default_hooks") or {}).get("logger"):
+        logger.setdefault("ignore_last", False)
+        is_short = cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10)
+        if is_short and "default_hooks.logger.interval" not in getattr(cfg, "given", ()):
+            logger.interval = 1
 
 
 def save_whole_steps(cfg: Config, asked: Asked) -> None:
@@ -141,10 +130,8 @@ def check_saves(cfg: Config, asked: Asked) -> None:
     """See that a training saves its checkpoints where, and by the names by which, they are found."""
     saves = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     if saves.get("out_dir"):
-        raise ConfigError(
-            f"default_hooks.checkpoint.out_dir: got {saves['out_dir']}, expected none: a work folder has its own "
-            f"checkpoints; --work-dir names another one"
-        )
+        got = f"got {saves['out_dir']}, expected none: checkpoints are in the work folder"
+        raise ConfigError(f"default_hooks.checkpoint.out_dir: {got}; --work-dir names another one")
     if not CHECKPOINT.fullmatch(str(saves.get("filename_tmpl") or "iter_{}.pth").format(1)):
         raise ConfigError(
             f"default_hooks.checkpoint.filename_tmpl: got {saves['filename_tmpl']!r}, expected 'iter_{{}}.pth' or "
@@ -160,11 +147,10 @@ def wrap_on_cpus(cfg: Config, asked: Asked) -> None:
         cfg.model_wrapper_cfg = {"type": "MMDistributedDataParallel", **options, **given, "device_ids": None}
 
 
-def add_hooks(cfg: Config, asked: Asked) -> None:
-    """Of `HOOKS`, those that the config does not have."""
-    present = {hook["type"] for _, hook in hooks(cfg)}
-    absent = [ConfigDict(type=kind) for kind in HOOKS if kind not in present]
-    cfg.custom_hooks = [*as_list(cfg.get("custom_hooks")), *absent]
+def add_guard(cfg: Config, asked: Asked) -> None:
+    """The hook `GUARD`, where the config does not have it."""
+    if GUARD not in {hook["type"] for _, hook in hooks(cfg)}:
+        cfg.custom_hooks = [*as_list(cfg.get("custom_hooks")), ConfigDict(type=GUARD)]
 
 
 def name_visualizer(cfg: Config, asked: Asked) -> None:

@@ -7,32 +7,25 @@ dict(normalisation="own")`` changes nothing: it says that images are normalised 
 expect on purpose, which is refused without it.
 """
 
-import re
-from collections.abc import Collection
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.registry import HOOKS
 
 from vitdense.mm.config.base import flat
-from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, mapped, nodes, type_name
+from vitdense.mm.config.query import SPLITS, as_list, hooks, mapped, nodes, type_name
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
 LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation")
-# What is a time in a loop, a scheduler, a hook or a model, and the least that means something; ``end`` needs its
-# ``begin``, and is scaled apart. Keys of our hooks and of mm's are here; others that look like times are refused.
+# What is a time in a loop, a scheduler, a hook of ours or mm's or a model, and the least that means something; ``end``
+# needs its ``begin``, and is scaled apart.
 TIMES = {
     **{"begin": 0, "T_max": 0, "milestones": 0, "warmups": 1, "step_size": 1, "periods": 1, "total_steps": 1},
     **{"val_begin": 1, "dynamic_intervals": 0},
     **{"switch_epoch": 0, "num_last_epochs": 0, "begin_epoch": 0, "begin_iter": 0, "save_begin": 0},
     **{"starts": 0, "ends": 1, "initial_epoch": 0},
 }
-KNOWN_PACKAGES = ("mmengine", "mmdet", "mmseg", "vitdense")
-TIME = re.compile(
-    r"(^|_)(epochs?|iters?|iterations?|steps?|begin|starts?|ends?|stop|until|after|milestones?|switch|warm_?ups?)(_|$)"
-)
 # Of transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
 FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and RTMDet, which repeat them in code
@@ -44,13 +37,13 @@ def check_settings(cfg: Config) -> None:
         if name not in SETTINGS:
             raise ConfigError(f"settings: got {name}, expected one of {', '.join(SETTINGS)}")
         if name == "log_to":
-            if unknown := [logger for logger in as_list(value) if logger not in LOGGERS]:
-                raise ConfigError(f"settings.log_to: got {unknown}, expected some of {', '.join(LOGGERS)}")
+            fits, expected = all(logger in LOGGERS for logger in as_list(value)), f"some of {', '.join(LOGGERS)}"
         elif name == "normalisation":
-            if value != "own":
-                raise ConfigError(f"settings.normalisation: got {value!r}, expected 'own'")
-        elif not isinstance(value, int) or value < 1:
-            raise ConfigError(f"settings.{name}: got {value!r}, expected a positive int")
+            fits, expected = value == "own", "'own'"
+        else:
+            fits, expected = isinstance(value, int) and value > 0, "a positive int"
+        if not fits:
+            raise ConfigError(f"settings.{name}: got {value!r}, expected {expected}")
 
 
 def check_kept(cfg: Config) -> None:
@@ -62,46 +55,38 @@ def check_kept(cfg: Config) -> None:
     if "image_size" in settings and (size := image_size(cfg)) != settings.image_size:
         raise ConfigError(f"settings.image_size: got {settings.image_size}, but the pipelines were set to {size}")
     used = {type_name(backend) for backend in as_list((cfg.get("visualizer") or {}).get("vis_backends"))}
-    if absent := [x for x in as_list(settings.get("log_to")) if LOGGERS[x].rpartition(".")[2] not in used]:
-        raise ConfigError(
-            f"settings.log_to (--log-to): got {', '.join(absent)}, but visualizer={cfg.get('visualizer')} logs nothing "
-            f"there; leave one of the two out"
-        )
+    if absent := [x for x in as_list(settings.get("log_to")) if LOGGERS[x] not in used]:
+        got = f"got {', '.join(absent)}, but visualizer={cfg.get('visualizer')} logs nothing there"
+        raise ConfigError(f"settings.log_to (--log-to): {got}; leave one of the two out")
 
 
 def set_loggers(cfg: Config) -> None:
-    """Of `LOGGERS`, use exactly those of ``settings.log_to``. What the config says of one stays, and so do its other
-    backends."""
+    """Log to those of `LOGGERS` that ``settings.log_to`` names, and to no other of them. What the config says of one
+    stays, and so do its other backends."""
     if "log_to" not in cfg.get("settings", {}):
         return
-    names = as_list(cfg.settings.log_to)
     if not cfg.get("visualizer"):
         cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
     if logger := (cfg.get("default_hooks") or {}).get("logger"):
         logger.log_metric_by_epoch = False  # or metrics and losses would not be over the same steps
     kept = {type_name(backend): backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
-    classes = {name: kind.rpartition(".")[2] for name, kind in LOGGERS.items()}
-    others = [backend for kind, backend in kept.items() if kind not in classes.values()]
-    cfg.visualizer.vis_backends = others + [kept.get(classes[name], dict(type=LOGGERS[name])) for name in names]
+    others = [backend for kind, backend in kept.items() if kind not in LOGGERS.values()]
+    wanted = [LOGGERS[name] for name in as_list(cfg.settings.log_to)]
+    cfg.visualizer.vis_backends = others + [kept.get(kind, dict(type=kind)) for kind in wanted]
 
 
-def set_length(cfg: Config, given: Collection[str] = ()) -> None:
+def set_length(cfg: Config) -> None:
     """Set the length of a run, in place. `TIMES` that have its unit keep their share of the run.
 
-    A schedule that already ends with the run is left as it is, and so are the other times then. `given` has the dotted
-    keys of the user's own options, which apply later.
+    A schedule that already ends with the run is left as it is, and so are the other times then.
 
     Raises:
-        ConfigError: The config counts in the other unit, its schedule ends elsewhere, or a hook that is not known has
-            what may be a time.
+        ConfigError: The config counts in the other unit, or its schedule ends elsewhere.
     """
-    for name in LENGTHS:
-        if name in cfg.get("settings", {}):
-            _set_length(cfg, name, cfg.settings[name], given)
-
-
-def _set_length(cfg: Config, name: str, length: int, given: Collection[str]) -> None:
-    loop = cfg.get("train_cfg")
+    name = next((name for name in LENGTHS if name in cfg.get("settings", {})), None)
+    if name is None:
+        return
+    length, loop = cfg.settings[name], cfg.get("train_cfg")
     if not loop:
         raise ConfigError(f"settings.{name}: got {length}, but train_cfg is {loop}; the config does not train")
     old = loop.get(name)
@@ -117,33 +102,17 @@ def _set_length(cfg: Config, name: str, length: int, given: Collection[str]) -> 
     if end == length:
         return
     if end != old:
-        raise ConfigError(
-            f"settings.{name}: got {length}, but train_cfg.{name} is {old} and param_scheduler ends at {end}; expected "
-            f"both to be equal, or the schedule to end at {length}"
-        )
+        got = f"got {length}, but train_cfg.{name} is {old} and param_scheduler ends at {end}"
+        raise ConfigError(f"settings.{name}: {got}; expected both to be equal, or the schedule to end at {length}")
     for step in schedulers:
         _scale_times(step, length, old)
         if "end" in step:  # a warm-up of one step would never leave its first factor
             whole = max(-(-step["end"] * length // old), int(step.get("begin", 0)) + 2)
             step["end"] = min(whole, length)
     _scale_times(loop, length, old)
-    for where, hook in hooks(cfg):
-        kind = find_class(HOOKS, hook["type"], cfg)
-        if kind is not None and kind.__module__.partition(".")[0] not in KNOWN_PACKAGES:
-            for key in (key for key in hook.keys() - TIMES if TIME.search(key) and _is_time(hook[key])):
-                if f"{where}.{key}" not in given:
-                    raise ConfigError(
-                        f"settings.{name}: {where}.{key}={hook[key]!r} of {kind.__name__} may be a time, which does "
-                        f"not follow from {old} to {length}; state it: --cfg-options {where}.{key}=..."
-                    )
-        _scale_times(hook, length, old)
-    for node in nodes(cfg.get("model")):
-        if "initial_epoch" in node:  # of TOOD
-            _scale_times(node, length, old)
-
-
-def _is_time(value: Any) -> bool:
-    return any(isinstance(part, int) and not isinstance(part, bool) and part > 0 for part in as_list(value))
+    of_tood = [node for node in nodes(cfg.get("model")) if "initial_epoch" in node]
+    for node in (*(hook for _, hook in hooks(cfg)), *of_tood):
+        _scale_times(node, length, old)
 
 
 def _scale_times(node: dict, new: int, old: int) -> None:
@@ -158,10 +127,7 @@ def _scale_times(node: dict, new: int, old: int) -> None:
         if key == "dynamic_intervals":
             node[key] = [(scaled(time), interval) for time, interval in node[key]]
             continue
-        value = mapped(node[key], scaled)
-        if isinstance(value, (list, tuple)):
-            value = type(value)(max(time, least) for time in value)
-        node[key] = max(value, least) if isinstance(value, (int, float)) else value
+        node[key] = mapped(node[key], lambda time, least=least: max(scaled(time), least))
         if key == "milestones":  # mmengine would apply one at 0 before the first step, and two at one time at once
             node[key] = sorted({time for time in node[key] if time > 0})
         elif key == "ends":
@@ -199,20 +165,17 @@ def set_image_size(cfg: Config) -> None:
 
 def image_size(cfg: Config) -> int:
     """What ``settings.image_size`` sets: the short side of a detector's images at validation, or test where there is no
-    validation; of a segmentor's crops in training.
-
-    Raises:
-        ConfigError: The pipelines have no such size.
-    """
+    validation; of a segmentor's crops in training."""
     splits, key = (("train",), "crop_size") if cfg.get("default_scope") == "mmseg" else (("val", "test"), "scale")
-    loader = f"{next((split for split in splits if cfg.get(f'{split}_dataloader')), splits[0])}_dataloader"
+    loaders = [f"{split}_dataloader" for split in splits]
+    loader = next(filter(cfg.get, loaders), loaders[0])
     for node in nodes(cfg.get(loader)):
         if sides := _sides(node.get(key)):
             return min(sides)
     step = "Resize, scale=(1333, 800)" if key == "scale" else "RandomCrop, crop_size=(512, 512)"
     raise ConfigError(
-        f"settings.image_size (--image-size): no step of the pipeline of {loader} has a {key}, which it sets; "
-        f"add one, such as {step}, or set the sizes of the steps themselves"
+        f"settings.image_size (--image-size): no step of {loader} has a {key}; add one, such as {step}, or set the "
+        f"sizes of the steps themselves"
     )
 
 

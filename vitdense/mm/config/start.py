@@ -21,8 +21,7 @@ from vitdense.mm.work_folder import WorkFolder
 
 
 def check_folder(cfg: Config, asked: Asked) -> None:
-    """Refuse a work folder with checkpoints of a training that neither goes on nor is to be overwritten, or with a file
-    of the user that the training would replace."""
+    """Refuse a work folder with checkpoints of another training, or with a file of the user, that would be replaced."""
     if asked.overwrite is None:
         return
     folder = WorkFolder(cfg.work_dir)
@@ -65,22 +64,20 @@ def keep_fresh(cfg: Config, asked: Asked) -> None:
 def resume(cfg: Config, asked: Asked) -> None:
     """Go on with the training of a checkpoint."""
     if asked.resume is not None:
-        cfg.resume, cfg.load_from = True, asked.resume
-        _load_everything(cfg)
+        _load_whole(cfg, asked.resume, True)
 
 
 def load_tested(cfg: Config, asked: Asked) -> None:
     """Load a checkpoint to test; an exported file is the model itself, see `vitdense.mm.config.model.test_exported`."""
     if asked.exported and (asked.tta or asked.inference.tiles or asked.inference.amp != "float32"):
         raise ConfigError(f"{asked.exported}: got --tta, --tiles or --amp too, expected none with an exported file")
-    cfg.load_from, cfg.resume = None if asked.exported else asked.checkpoint, False
-    _load_everything(cfg)
+    _load_whole(cfg, None if asked.exported else asked.checkpoint, False)
 
 
-def _load_everything(cfg: Config) -> None:
-    """Take `fresh` out of the hooks: it is for the start of a training."""
+def _load_whole(cfg: Config, checkpoint: str | None, goes_on: bool) -> None:
+    cfg.load_from, cfg.resume = checkpoint, goes_on
     for _, hook in hooks(cfg):
-        hook.pop("fresh", None)
+        hook.pop("fresh", None)  # for the start of a training
 
 
 def follow_outputs(cfg: Config, asked: Asked) -> None:
