@@ -16,12 +16,12 @@ SHOWN = 60  # characters of a value
 
 
 def has_parts(node: Any) -> bool:
-    """Whether a part of a config has parts itself: a dict or list that is not empty."""
+    """Whether a part of a config is a dict or list that is not empty."""
     return bool(node) and isinstance(node, (dict, list, tuple))
 
 
 def has_dicts(node: Any) -> bool:
-    """Whether a part of a config has parts with names: a dict, or a list with a dict."""
+    """Whether a part of a config is a dict, or a list with a dict."""
     return has_parts(node) and (isinstance(node, dict) or any(isinstance(part, dict) for part in node))
 
 

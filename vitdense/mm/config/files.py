@@ -55,13 +55,10 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     path = path.resolve()
     if path in above:
         raise ConfigError(f"{above[-1]}: _base_ leads back to {path}; a config cannot inherit from itself")
+    if not path.is_file():
+        raise ConfigError(f"{above[-1]}: a base config is missing ({path}); _base_ is relative to the file")
     try:
-        text = path.read_bytes().decode("utf-8")
-        if text.startswith("\ufeff"):  # mmengine's reader does not take it
-            raise ConfigError(f"{path}:1: the file begins with a byte-order mark; save it as UTF-8 without BOM")
-        tree = ast.parse(text)
-    except FileNotFoundError as error:
-        raise ConfigError(f"{above[-1]}: a base config is missing ({path}); _base_ is relative to the file") from error
+        tree = ast.parse(path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: got bytes that are not UTF-8 ({error}); save it as UTF-8") from error
     except SyntaxError as error:

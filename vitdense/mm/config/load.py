@@ -55,18 +55,16 @@ def _read(path: Path) -> Config:
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # it is a program, which may raise anything
-        text = str(error)
-        if isinstance(error, TypeError) and "cannot inherit from base" in text and "<class 'list'>" in text:
-            # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
-            key = text.partition("=")[0]
-            raise ConfigError(
-                f"{path}: {key} is a list in the base config, got a dict; change every entry: {key}=[dict(entry, ...) "
-                f"for entry in _base_....{key}]. The number of classes needs none: it follows the data"
-            ) from error
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) in files]
         where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(path)
         cause = error.__cause__ or error  # of an import
-        raise ConfigError(f"{where}: {type(cause).__name__}: {' '.join(str(cause).split())}") from error
+        text = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
+        if "cannot inherit from base" in text and "<class 'list'>" in text:
+            # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
+            key = str(error).partition("=")[0]
+            text = f"{key} is a list in the base config, got a dict; change every entry: {key}=[dict(one, ...) for one "
+            text += f"in _base_....{key}]; the number of classes needs no line: it follows the data"
+        raise ConfigError(f"{where}: {text}") from error
     check_imports(cfg, files)
     return ReadableConfig(cfg._cfg_dict, filename=cfg.filename)
 

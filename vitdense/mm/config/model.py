@@ -8,16 +8,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, METRICS
 
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.query import (
-    as_list,
-    find_class,
-    hooks,
-    leaf_datasets,
-    loads_labels,
-    nodes,
-    split_pipeline,
-    type_name,
-)
+from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, loads_labels, nodes, split_pipeline
 from vitdense.mm.errors import ConfigError
 
 # Mask heads of mmdet, and the same with masks as run-length codes.
@@ -44,7 +35,7 @@ def encode_masks(cfg: Config, asked: Asked) -> None:
 def use_rle(model: dict) -> None:
     """Replace the mask heads of a detector's config by those with masks as codes, in place."""
     for node in nodes(model):
-        if (kind := type_name(node)) in HEADS:
+        if (kind := str(node.get("type")).rpartition(".")[2]) in HEADS:
             node["type"] = HEADS[kind]
 
 

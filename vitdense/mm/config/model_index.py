@@ -1,8 +1,4 @@
-"""Published detectors and segmentors, by name.
-
-The names are those of model indices in OpenMMLab's format, ``metafile.yml``: those that the installed mmdet and mmseg
-carry, and ours in configs/, whose recipes take the files of the models' authors.
-"""
+"""Published detectors and segmentors, by the names in OpenMMLab's indices, ``metafile.yml``: mmdet's, mmseg's, ours."""
 
 import argparse
 import difflib
@@ -30,8 +26,6 @@ DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 
 
 class Published(NamedTuple):
-    """One model."""
-
     name: str
     config: str  # for `load_config`
     address: str  # of its file
@@ -109,10 +103,9 @@ def list_published() -> list[str]:
 def _read(text: str) -> Iterator[Published]:
     """The models of all indices that have this text."""
     files = [("vitdense", file) for file in (INDEX, *sorted(CONFIGS.glob("extensions/*/metafile.yml")))]
-    for package in ("mmdet", "mmseg"):
-        if spec := find_spec(package):
-            found = sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml"))
-            files += [(package, file) for file in found]
+    for package, spec in ((package, find_spec(package)) for package in ("mmdet", "mmseg")):
+        found = sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml")) if spec else ()
+        files += [(package, file) for file in found]
     for package, file in files:
         content = read_text(file)
         index = yaml.safe_load(content) if text in content else ()

@@ -72,14 +72,13 @@ def drop_scope(cfg: Config, asked: Asked) -> None:
 
 def merge_settings(cfg: Config, asked: Asked) -> None:
     """The options of ``settings``, which apply before all others."""
-    _merge(cfg, {key: value for key, value in asked.options.items() if _is_setting(key)})
+    _merge(cfg, asked, settings=True)
     check_settings(cfg)
 
 
 def merge_given(cfg: Config, asked: Asked) -> None:
     """All other options, verbatim; `cfg.given` notes them, by dotted keys."""
-    given = {key: value for key, value in asked.options.items() if not _is_setting(key)}
-    _merge(cfg, given)
+    given = _merge(cfg, asked, settings=False)
     check_kept(cfg)
     cfg.given.update((key, value) for key, value in flat(given).items() if find(cfg, key) == value)
 
@@ -108,15 +107,13 @@ def move_data(cfg: Config, asked: Asked) -> None:
         raise ConfigError(f"--cfg-options data_root: {got}; set the paths, such as train_dataloader.dataset.data_root")
 
 
-def _is_setting(key: str) -> bool:
-    return key.partition(".")[0] == "settings"
-
-
-def _merge(cfg: Config, options: Mapping[str, Any]) -> None:
-    # A new type first: it decides which other keys there are.
-    for key in sorted(options, key=lambda key: not key.endswith(".type")):
-        _check_key(cfg, key, options[key])
-        cfg.merge_from_dict({key: options[key]})
+def _merge(cfg: Config, asked: Asked, settings: bool) -> dict[str, Any]:
+    """Merge the options of ``settings``, or all others, and return them."""
+    given = {key: value for key, value in asked.options.items() if settings == (key.partition(".")[0] == "settings")}
+    for key in sorted(given, key=lambda key: not key.endswith(".type")):  # which decides which other keys there are
+        _check_key(cfg, key, given[key])
+        cfg.merge_from_dict({key: given[key]})
+    return given
 
 
 def _check_key(cfg: Config, key: str, value: Any) -> None:

@@ -13,8 +13,6 @@ from vitdense.mm.config.base import Asked, Change, Pass, run_passes
 from vitdense.mm.config.classes import follow_classes
 from vitdense.seams import call
 
-LEARNED = ("train_dataloader", "val_dataloader")
-
 
 def _by_extensions(command: str) -> Pass:
     def change(cfg: Config, asked: Asked) -> None:
@@ -32,14 +30,14 @@ LOADING = (
     Pass("settings.image_size", lambda cfg, asked: settings.set_image_size(cfg)),
     Pass("settings.log_to", lambda cfg, asked: settings.set_loggers(cfg)),
     Pass("data_root", options.move_data),
-    Pass("readers of images", lambda cfg, asked: run.own_readers(cfg, LEARNED)),
+    Pass("readers of images", lambda cfg, asked: run.own_readers(cfg, ("train_dataloader", "val_dataloader"))),
     Pass("--cfg-options", options.merge_given),
     Pass("hooks that are left out", run.leave_out_hooks),
     Pass("num_workers=0", run.drop_worker_keys),
     Pass("classes of the training data", lambda cfg, asked: follow_classes(cfg)),
     Pass("--launcher or --work-dir", run.name_run),
 )
-# By a training, after `LOADING`: the config that is saved, and starts the same training anew.
+# By a training, after `LOADING`: the config that is saved.
 TRAINING = (
     Pass("work folder of a training", start.check_folder),
     Pass("--amp", run.train_in),
@@ -54,7 +52,7 @@ TRAINING = (
 STARTING = (
     Pass("--resume", start.resume),
     Pass("classes of the checkpoint", start.follow_outputs),
-    Pass("checks", start.check_training),
+    Pass("checks", lambda cfg, asked: asked.check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))),
     Pass("several processes", start.agree_on),
 )
 # By a test, after `LOADING`.

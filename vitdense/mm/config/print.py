@@ -28,27 +28,22 @@ def check_new_file(path: Path, force: bool, suffix: str = ".py") -> None:
 
 def docstring(first: str, rest: Sequence[str]) -> str:
     """A docstring with any text: a paragraph, and lines after it."""
-    # Long words stay whole: the break might be inside of an escape.
-    first = textwrap.fill(_escaped(first), WIDTH - 3, break_long_words=False)  # after the quotation marks
+    first = textwrap.fill(_escaped(first), WIDTH - 3, break_long_words=False)  # a break might be inside of an escape
     return '"""' + "\n".join([first, "", *map(_escaped, rest)]) + '\n"""'
 
 
 def _escaped(text: str) -> str:
-    """Text as it may stand between quotation marks of any config."""
-    # Escapes of JSON are Python's. mmengine replaces {{ ... }} in the text of the file, before it is parsed.
+    """Text between quotation marks. Escapes of JSON are Python's; mmengine replaces {{ ... }} in the text of a file."""
     text = json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
     return text.encode(errors="backslashreplace").decode()  # names of files whose bytes are not UTF-8
 
 
 class ReadableConfig(Config):
-    """A config whose text is `code`. mmengine's, by a formatter, takes most of a second, for every checkpoint anew.
-
-    `given` has what the user's own ``--cfg-options`` say, by dotted keys.
-    """
+    """A config whose text is `code`. mmengine's, by a formatter, takes most of a second, for every checkpoint anew."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        object.__setattr__(self, "given", {})
+        object.__setattr__(self, "given", {})  # what the user's own --cfg-options say, by dotted keys
 
     @property
     def pretty_text(self) -> str:
@@ -57,8 +52,10 @@ class ReadableConfig(Config):
 
 
 def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
-    """A value as Python code. What is too long for a line, of which `prefix` characters are taken, gets a line per
-    part. The key ``""`` of a dict is an argument without a name."""
+    """A value as Python code, a line per part where it is too long for one, of which `prefix` characters are taken. The
+    key ``""`` of a dict is an argument without a name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"float('{value}')"
     if isinstance(value, Mapping):
         is_call = all(isinstance(key, str) and (not key or key.isidentifier()) for key in value)
         start, end = ("dict(", ")") if is_call else ("{", "}")
@@ -68,8 +65,6 @@ def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
         parts = [("", part) for part in value]
     else:
         is_text = isinstance(value, str) and not isinstance(value, Name)
-        if isinstance(value, float) and not math.isfinite(value):
-            return f"float('{value}')"
         return f'"{_escaped(value)}"' if is_text else str(value)
     line = f"{start}{', '.join(key + code(part) for key, part in parts)}{end}"
     if indent + prefix + len(line) < WIDTH and "\n" not in line:

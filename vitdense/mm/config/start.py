@@ -35,11 +35,6 @@ def check_folder(cfg: Config, asked: Asked) -> None:
         folder.check_replaceable(named_files(cfg))
 
 
-def check_training(cfg: Config, asked: Asked) -> None:
-    """Check what a training reads and builds."""
-    asked.check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))
-
-
 def agree_on(cfg: Config, asked: Asked) -> None:
     """See that all processes have one config, one checkpoint and the same versions; see `agree`."""
     config = {key: value for key, value in cfg.to_dict().items() if key not in ("work_dir", "load_from")}
