@@ -287,10 +287,10 @@ def test_description_has_a_line_for_a_key():
         *(Change("a", f"{split}_dataloader.num_workers", 2, 0) for split in ("train", "val")),
         Change("b", "metainfo.classes", "absent", [f"class {i}" for i in range(80)]),
     ]
-    assert list(describe(changes)) == [
-        *("a", "    train_dataloader.num_workers: 2 -> 0", "    val_dataloader.num_workers: 2 -> 0", "b"),
-        '    metainfo.classes: absent -> ["class 0", "class 1", "class 2", "class 3", "class 4", "...',
-    ]
+    *lines, last = describe(changes)
+    assert lines == ["a", "    train_dataloader.num_workers: 2 -> 0", "    val_dataloader.num_workers: 2 -> 0", "b"]
+    assert last.startswith("    metainfo.classes: absent -> [")
+    assert last.endswith("...")
 
 
 @pytest.mark.long

@@ -93,5 +93,5 @@ def describe(changes: Sequence[Change]) -> Iterator[str]:
 
 def short(value: Any) -> str:
     """A value as code, cut to `SHOWN` characters."""
-    text = value if value is ABSENT else code(value).replace("\n", " ")
+    text = value if value is ABSENT else " ".join(code(value).split())
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
