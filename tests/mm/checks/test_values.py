@@ -24,13 +24,16 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("optim_wrapper.optimizer.lr", -1e-4),
         ("optim_wrapper.optimizer.lr", float("inf")),
         ("optim_wrapper.optimizer.lr", "fast"),
+        ("optim_wrapper.optimizer.lr", (1e-4,)),
         ("optim_wrapper.optimizer.weight_decay", -1),
+        ("optim_wrapper.clip_grad.max_norm", [0.1]),
         ("optim_wrapper.optimizer.betas", (0.9, 1.5)),
         ("optim_wrapper.accumulative_counts", 0),
         ("optim_wrapper.accumulative_counts", True),
         ("optim_wrapper.paramwise_cfg.custom_keys.neck.decay_mult", "none"),
         ("randomness.seed", -1),
         ("train_dataloader.num_workers", -1),
+        ("val_dataloader.num_workers", 10**6),
         ("train_cfg.val_interval", 0),
         ("train_cfg.val_begin", 10**6),
         ("train_cfg.val_begin", "late"),
@@ -54,6 +57,11 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
 def test_a_wrong_value_is_one_error_that_names_it(key, value):
     found = errors({key: value})
     assert any(key.removesuffix(".type") in line for line in found), found
+
+
+def test_a_comma_too_much_in_a_weight_of_a_loss_is_named():
+    key = "model.bbox_head.loss_bbox.loss_weight"
+    assert any(key in line for line in errors({key: (2,)}, "atss_swin_nano_shapes"))
 
 
 @pytest.mark.parametrize(

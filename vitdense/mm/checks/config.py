@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import HOOKS, METRICS, OPTIMIZERS
 
-from vitdense.mm.config.base import flat
+from vitdense.mm.config.base import find, flat
 from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.options import DATALOADER
 from vitdense.mm.config.query import as_list, find_class, hooks, nodes
@@ -88,14 +88,21 @@ VALUES = {  # dotted keys as patterns, of what is not None
     **{f"param_scheduler*.{key}": TIME for key in TIMES},
     **{f"{kind}_hooks.*.{key}": TIME for kind in ("default", "custom") for key in OF_HOOKS},
     "default_hooks.*.interval": (_whole(-1), "epochs or iterations, or -1"),
-    "train_dataloader.num_workers": (_whole(0), "processes, 0 or more"),
+    "model.*loss_weight": (_number(-math.inf), "a number"),
+    **{f"{split}_dataloader.num_workers": (_whole(0, 1000), "processes, 0 to 999") for split in LOOPS},
 }
 
 
 def values(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """Values of the optimizer and of the run are in their range."""
-    parts = {pattern.partition(".")[0].rstrip("*") for pattern in VALUES} if "train" in splits else ()
-    for key, value in flat({part: cfg[part] for part in parts if cfg.get(part)}).items():
+    """Values of the optimizer, of the losses and of the run are in their range, and numbers where one is expected."""
+    loaders_of = {f"{split}_dataloader": split for split in LOOPS}
+    parts = {pattern.partition(".")[0].rstrip("*") for pattern in VALUES}
+    parts = [part for part in sorted(parts) if cfg.get(part) and loaders_of.get(part, "train") in splits]
+    found = {}
+    for key, value in flat({part: cfg[part] for part in parts}).items():
+        holder, _, last = key.rpartition(".")
+        found |= {holder: find(cfg, holder), key: value} if last.isdecimal() else {key: value}  # lr=1e-3, is a tuple
+    for key, value in found.items():
         for pattern, (fits, expected) in VALUES.items():
             if value is not None and fnmatchcase(key, pattern) and not fits(value):
                 yield Fault(f"got {value!r}, expected {expected}", key)
