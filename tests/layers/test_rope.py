@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from conftest import relative_error
+from test_vit import block_by_hand
 from torch import nn
 
 from vitdense import ViT
@@ -40,56 +41,6 @@ def rotate_by_hand(kind, x, angles):
     return out
 
 
-def norm_by_hand(norm, x, eps):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight + norm.bias
-
-
-def block_by_hand(block, x, size, window, kind, eps):
-    """Tokens ``[E + h*w, C]`` through a block with every part, token by token."""
-    (h, w), heads, c = size, block.spec.arch.num_heads, x.shape[1]
-    extra, d = len(x) - h * w, c // heads
-    y = norm_by_hand(block.norm1, x, eps)
-    w_q, w_k, w_v = block.attn.qkv.weight.chunk(3)
-    if block.spec.arch.qkv_bias == "all":
-        bias_q, bias_k, bias_v = block.attn.qkv.bias.chunk(3)
-    else:
-        (bias_q, bias_v), bias_k = block.attn.qkv.qv_bias.chunk(2), 0
-    wh, ww = window or size
-
-    def project(token, place, corner):
-        q, k, v = w_q @ token + bias_q, w_k @ token + bias_k, w_v @ token + bias_v
-        q, k, v = (z.view(heads, d) for z in (q, k, v))
-        if place is not None:
-            local = window is not None and ROPES[kind].per_window
-            at, grid = ((place[0] - corner[0], place[1] - corner[1]), window) if local else (place, size)
-            angles = angles_by_hand(kind, at, grid, d)
-            q, k = (torch.stack([rotate_by_hand(kind, z, angles) for z in part]) for part in (q, k))
-        return q, k, v
-
-    out = []
-    for i in range(len(x)):
-        place = None if i < extra else divmod(i - extra, w)
-        top, left = (0, 0) if place is None else (place[0] // wh * wh, place[1] // ww * ww)
-        keys = [project(y[j], None, None)[1:] for j in range(extra)]
-        for row in range(top, top + wh):
-            for column in range(left, left + ww):
-                if row < h and column < w:
-                    keys.append(project(y[extra + row * w + column], (row, column), (top, left))[1:])
-                else:  # padding is zero: its key and its value are the biases; its place is where the map would go on
-                    keys.append(project(torch.zeros_like(y[0]), (row, column), (top, left))[1:])
-        q = project(y[i], place, (top, left))[0]
-        k, v = (torch.stack(part) for part in zip(*keys))  # [keys, heads, d]
-        share = (torch.einsum("hd,khd->kh", q, k) / math.sqrt(d)).softmax(0)
-        out.append(torch.einsum("kh,khd->hd", share, v).flatten())
-    x = x + block.gamma_1 * (torch.stack(out) @ block.attn.proj.weight.T + block.attn.proj.bias)
-    y = norm_by_hand(block.norm2, x, eps)
-    gate, value = (y @ block.mlp.w12.weight.T + block.mlp.w12.bias).chunk(2, -1)
-    y = gate / (1 + (-gate).exp()) * value
-    y = norm_by_hand(block.mlp.norm, y, eps) @ block.mlp.w3.weight.T + block.mlp.w3.bias
-    return x + block.gamma_2 * y
-
-
 @pytest.mark.parametrize("kind", ROPES)
 @pytest.mark.parametrize(
     ("size", "window", "extra"), [((3, 4), None, 3), ((3, 5), (2, 3), 0)], ids=["global, extra tokens", "windows"]
@@ -103,10 +54,17 @@ def test_a_block_with_every_part_is_the_definition(kind, size, window, extra):
         nn.init.normal_(parameter, std=0.5)
     x = torch.randn(2, extra + size[0] * size[1], 16, dtype=torch.float64)
     grid = x[:, extra:].unflatten(1, size)
+
+    def turn(part, place, corner):
+        is_local = window is not None and ROPES[kind].per_window
+        at = tuple(a - b for a, b in zip(place, corner)) if is_local else place
+        angles = angles_by_hand(kind, at, window if is_local else size, 8)
+        return torch.stack([rotate_by_hand(kind, one, angles) for one in part])
+
     with torch.no_grad():
         rotation = Rope(kind, 8)(grid, window, extra)
         got = block(x, size, window_layout(grid, window) if window else None, rotation)
-        want = torch.stack([block_by_hand(block, row, size, window, kind, 1e-3) for row in x])
+        want = torch.stack([block_by_hand(block, row, size, window, turn, 1e-3) for row in x])
     assert relative_error(got, want) < 1e-6  # angles are in float32
 
 
