@@ -1,6 +1,5 @@
 """Naming schemes of Swin V2, and the windows of pretraining."""
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -58,26 +57,19 @@ def check_pretraining_windows(model: nn.Module, ours: Mapping[str, Tensor]) -> N
         # A block that the model lacks has other keys too: they are refused later, with all that do not fit.
         if not key.endswith(".relative_coords_table") or key not in buffers:
             continue
-        if not _are_offsets(table):
+        try:
+            theirs, expected = window_of_offsets(table), window_of_offsets(buffers[key])
+        except (ValueError, IndexError, ArithmeticError) as error:
             raise CheckpointMismatchError(
                 f"{key}: got {list(table.shape)}, {table.dtype}, expected [1, 2 h - 1, 2 w - 1, 2], offsets in windows "
                 f"of h x w tokens"
-            )
-        theirs, expected = window_of_offsets(table), window_of_offsets(buffers[key])
+            ) from error
         if table.shape[1] > 1 and theirs != expected:
             raise CheckpointMismatchError(
                 f"the checkpoint was pretrained with windows of {theirs[0]}x{theirs[1]} in stage {key.split('.')[1]}, "
                 f"the model expects {expected[0]}x{expected[1]}: set pretrained_window_sizes, one for each stage, such "
                 f"as (16, 16, 16, 8)"
             )
-
-
-def _are_offsets(table: Tensor) -> bool:
-    """Whether a table may be one of `log_spaced_offsets`: the last offset of an axis of several tokens is above 0."""
-    if table.ndim != 4 or not table.is_floating_point() or not table.numel() or table.shape[-1] != 2:
-        return False
-    farthest = table[0, -1, -1].tolist()
-    return all(side == 1 or 0 < far < math.inf for side, far in zip(table.shape[1:3], farthest))
 
 
 FAMILY = Family(
