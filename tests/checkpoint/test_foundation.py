@@ -372,15 +372,6 @@ def test_every_norm_has_the_epsilon_of_the_arch(out_norm):
     assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-3}
 
 
-def test_patches_alone_have_the_norm_before_the_blocks_too():
-    model = ViT({**DINOV2_NANO, "pre_norm": True}, pretrain_img_size=56, out_norm="shared").eval()
-    nn.init.normal_(model.norm_pre.weight)
-    with torch.no_grad():
-        x = model.patch_embed(torch.randn(1, 3, 56, 84))  # [1, 4, 6, C]
-        tokens = model.forward_tokens(model.absolute_pos_embed(x).flatten(1, 2))[:, 3:]  # [1, 24, C]
-        torch.testing.assert_close(tokens, model.forward_patches(x)[-1].flatten(2).mT)
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("names", ["transformers_eomt", "eomt_dinov3"])
 def test_trunks_of_eomt_with_either_mlp(names, gated):
@@ -413,8 +404,8 @@ def randomised(model):
     return model.eval()
 
 
-def whole_patches(x):
-    return nn.functional.pad(x, (0, -x.shape[3] % 14, 0, -x.shape[2] % 14))
+def whole_patches(x, side=14):
+    return nn.functional.pad(x, (0, -x.shape[3] % side, 0, -x.shape[2] % side))
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["base", "giant"])
@@ -475,10 +466,6 @@ def radio(name, **sizes):
     return ViT(arch, pretrain_img_size=image, out_norm="none", out_indices=(0, 1, 2)).eval()
 
 
-def whole_patches_of_16(x):
-    return nn.functional.pad(x, (0, -x.shape[3] % 16, 0, -x.shape[2] % 16))
-
-
 @pytest.mark.parametrize("release", ["base_v3", "so400m_v4", "huge_v4"])
 @torch.no_grad()
 def test_c_radio_of_timm(release):
@@ -491,7 +478,7 @@ def test_c_radio_of_timm(release):
     assert (report.scheme, report.share) == ("timm", 1)
     for shape in (*ODD, (16, 2064)):
         x = torch.randn(1, 3, *shape)
-        wanted = theirs.forward_intermediates(whole_patches_of_16(x), intermediates_only=True)
+        wanted = theirs.forward_intermediates(whole_patches(x, 16), intermediates_only=True)
         assert max(map(relative_error, ours(x), wanted)) < 1e-6, shape
     back = convert(ours.state_dict(), "timm").state
     assert back.keys() == theirs.state_dict().keys()
@@ -518,7 +505,7 @@ def test_c_radio_of_transformers(tmp_path):
     theirs.make_preprocessor_external()
     for shape in ODD:
         x = torch.randn(1, 3, *shape)
-        wanted = theirs(whole_patches_of_16(x)).features
+        wanted = theirs(whole_patches(x, 16)).features
         assert relative_error(ours(x)[-1].flatten(2).transpose(1, 2), wanted) < 1e-6, shape
 
 

@@ -122,26 +122,6 @@ def _linear_weights(at: Tensor, old: int) -> Tensor:
     return (1 - (at[:, None] - torch.arange(old, device=at.device)).abs()).clamp(min=0)  # [n, old]
 
 
-def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = None) -> Tensor:
-    """Fixed 2-D position embedding of MAE (He et al., CVPR 2022): sines and cosines of the column, then of the row.
-
-    Args:
-        grid: (h, w) in tokens.
-        dim: Channels; a multiple of 4.
-        device: Of the result.
-
-    Returns:
-        ``[1, h, w, dim]``.
-    """
-    numbers = partial(torch.arange, dtype=torch.float64, device=device)
-    frequency = 10000 ** (-numbers(dim // 4) / (dim // 4))  # [dim / 4]
-    rows, columns = (torch.outer(numbers(n), frequency) for n in grid)  # [h or w, dim / 4]
-    rows, columns = (torch.cat([x.sin(), x.cos()], dim=1) for x in (rows, columns))  # [h or w, dim / 2]
-    h, w = grid
-    table = torch.cat([columns.expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)  # [h, w, dim]
-    return table[None].to(torch.get_default_dtype())  # [1, h, w, dim]
-
-
 class ExtraTokens(nn.Module):
     """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to the tokens of the map.
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from vitdense import Mixer, PositionViT, StemViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.layers.position import sine_cosine
 from vitdense.research.pretraining.data import DrawMask
-from vitdense.research.pretraining.masked import MaskedImageModel
+from vitdense.research.pretraining.masked import MaskedImageModel, sine_cosine
 from vitdense.research.pretraining.targets import MeanColour, PixelTarget, block_mask, find_words, patches, random_mask
 from vitdense.research.pretraining.teacher import Teacher
 

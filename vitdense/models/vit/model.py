@@ -365,17 +365,6 @@ class ViT(Backbone):
         windows = None if window is None else window_layout(x, window)
         return windows, None if self.rope is None else self.rope(x, window, num_extra)
 
-    def forward_tokens(self, x: Tensor) -> Tensor:
-        """Some of the patches, positions added, ``[B, n, C]``, through all blocks: MAE's encoder drops the others.
-
-        Only for a ViT with a class token: windows, relative and rotary positions need the whole map. ``[B, E + n, C]``
-        after the norm of the last output; the E extra tokens come first.
-        """
-        x = self.prepare_tokens(x)  # [B, E + n, C]
-        for block in self.blocks:
-            x = maybe_checkpoint(block, x, None, None, with_cp=self.with_cp and self.training)  # [B, E + n, C]
-        return self.output_norm(len(self.blocks) - 1)(x)
-
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
         """Map ``[B, C, h, w]`` of tokens ``[B, E + h*w, C]``; with `output_cls_token` also T of them, no registers."""
         extra = 0 if self.tokens is None else len(self.tokens)

@@ -4,6 +4,7 @@ The mask comes after the patch embedding, as in "Three things everyone should kn
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +15,33 @@ from torch.nn.init import trunc_normal_
 from vitdense import ViT
 from vitdense.errors import OptionError, check_choice
 from vitdense.layers.blocks import init_transformer
-from vitdense.layers.position import sine_cosine
 from vitdense.mm.registry import MODELS
+from vitdense.models.base import maybe_checkpoint
 from vitdense.models.swin.model import SwinTrunk
 from vitdense.models.vit.model import BlockSpec, LayerNorm, ViTBlock
 from vitdense.models.vit.sizes import ViTArch
 from vitdense.research.pretraining.targets import TARGETS
 from vitdense.research.pretraining.teacher import ModelWithTeacher, Teacher
+
+
+def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = None) -> Tensor:
+    """Fixed 2-D position embedding of MAE (He et al., CVPR 2022): sines and cosines of the column, then of the row.
+
+    Args:
+        grid: (h, w) in tokens.
+        dim: Channels; a multiple of 4.
+        device: Of the result.
+
+    Returns:
+        ``[1, h, w, dim]``.
+    """
+    numbers = partial(torch.arange, dtype=torch.float64, device=device)
+    frequency = 10000 ** (-numbers(dim // 4) / (dim // 4))  # [dim / 4]
+    rows, columns = (torch.outer(numbers(n), frequency) for n in grid)  # [h or w, dim / 4]
+    rows, columns = (torch.cat([x.sin(), x.cos()], dim=1) for x in (rows, columns))  # [h or w, dim / 2]
+    h, w = grid
+    table = torch.cat([columns.expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)  # [h, w, dim]
+    return table[None].to(torch.get_default_dtype())  # [1, h, w, dim]
 
 
 class Decoder(nn.Module):
@@ -181,7 +202,11 @@ class MaskedImageModel(ModelWithTeacher):
         order = masked.flatten(1).byte().argsort(dim=1, stable=True).to(x.device)  # [B, h*w], visible patches first
         keep = order[:, :visible, None].expand(-1, -1, x.shape[3])  # [B, n, C]
         tokens = self.backbone.absolute_pos_embed(x).flatten(1, 2).gather(1, keep)  # [B, n, C]
-        tokens = self.backbone.forward_tokens(tokens)  # [B, E + n, C]
+        tokens = self.backbone.prepare_tokens(tokens)  # [B, E + n, C]
+        for block in self.backbone.blocks:
+            with_cp = self.backbone.with_cp and self.training
+            tokens = maybe_checkpoint(block, tokens, None, None, with_cp=with_cp)  # [B, E + n, C]
+        tokens = self.backbone.output_norm(len(self.backbone.blocks) - 1)(tokens)
         return self.decoder(tokens, len(self.backbone.tokens), order, tuple(x.shape[1:3]))  # [B, h, w, D]
 
     def loss_of(self, prediction: Tensor, mask: Tensor, images: Tensor) -> Tensor:
