@@ -26,6 +26,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import as_list, nodes
 from vitdense.mm.data import faults
 from vitdense.mm.data.classes import classes_of
+from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.data.predictions import CocoPredictions
 
 W, H = 80, 60
@@ -60,13 +61,7 @@ class Data:
     """Files of a data set by name, what `new` is asked, and what its config says besides."""
 
     def __init__(self) -> None:
-        self.files = dict(PHOTOS)
-        self.options: list[str] = []
-        self.dataset: dict = {}
-
-    @property
-    def contents(self) -> dict[str, bytes]:
-        return self.files
+        self.files, self.options, self.dataset = dict(PHOTOS), [], {}
 
 
 class Coco(Data):
@@ -82,13 +77,12 @@ class Coco(Data):
         images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": W, "height": H} for i in range(SPLITS[split])]
         boxes = [[10, 10, 20, 20], [40, 20, 30, 24]]
         annotations = [
-            {
-                **{"id": 2 * image["id"] + k, "image_id": image["id"], "category_id": k + 1, "iscrowd": 0},
-                **{"bbox": box, "area": box[2] * box[3], "segmentation": square(*box)},
-            }
+            dict(id=2 * image["id"] + k, image_id=image["id"], category_id=k + 1, iscrowd=0, bbox=box)
             for image in images
             for k, box in enumerate(boxes)
         ]
+        for one in annotations:
+            one.update(area=one["bbox"][2] * one["bbox"][3], segmentation=square(*one["bbox"]))
         categories = [{"id": i, "name": name} for i, name in enumerate(("cat", "dog"), 1)]
         return {"images": images, "annotations": annotations, "categories": categories}
 
@@ -112,24 +106,18 @@ class Panoptic(Coco):
 
     def content(self, split: str) -> dict:
         content = super().content(split)
-        content["categories"] = [
-            {"id": 10 * i, "name": name, "isthing": int(i < 3)} for i, name in enumerate(("cat", "dog", "sky"), 1)
-        ]
+        names = enumerate(("cat", "dog", "sky"), 1)
+        content["categories"] = [{"id": 10 * i, "name": name, "isthing": int(i < 3)} for i, name in names]
         content["annotations"] = []
         for image in content["images"]:
             ids = np.full((H, W), 3, np.int32)
             ids[10:30, 10:30], ids[20:44, 40:70] = 1, 300
             name = f"{image['id'] - 1}.png"
             self.files[f"{split}_png/{name}"] = png_of(ids)
-            parts = (
-                (1, 10, [10, 10, 20, 20], 400),
-                (300, 20, [40, 20, 30, 24], 720),
-                (3, 30, [0, 0, W, H], W * H - 1120),
-            )
-            segments = [
-                {"id": key, "category_id": category, "bbox": box, "area": area, "iscrowd": 0}
-                for key, category, box, area in parts
-            ]
+            sky = (3, 30, [0, 0, W, H], W * H - 1120)
+            parts = ((1, 10, [10, 10, 20, 20], 400), (300, 20, [40, 20, 30, 24], 720), sky)
+            keys = ("id", "category_id", "bbox", "area")
+            segments = [dict(zip(keys, part), iscrowd=0) for part in parts]
             content["annotations"].append({"image_id": image["id"], "file_name": name, "segments_info": segments})
         return content
 
@@ -163,8 +151,7 @@ class Yolo(Data):
     def contents(self) -> dict[str, bytes]:
         text = "".join(f"{key}: {value}\n" for key, value in self.yaml.items()).encode()
         lines = "\n".join(self.lines).encode()
-        found = {"data.yaml": text, **{name: lines if one is None else one for name, one in self.files.items()}}
-        return found
+        return {"data.yaml": text, **{name: lines if one is None else one for name, one in self.files.items()}}
 
     def command(self) -> list[str]:
         return ["detection", "--yolo", "data.yaml", "--boxes", *self.options]
@@ -200,14 +187,9 @@ class Maps(Data):
 
     def configs(self) -> dict[str, dict]:
         names = self.classes if self.classes.endswith(".txt") else tuple(self.classes.split(","))
-        return {
-            split: dict(
-                **dict(type="BaseSegDataset", data_prefix=dict(img_path=split, seg_map_path=f"{split}_maps")),
-                **dict(img_suffix=".jpg", seg_map_suffix=self.suffix, metainfo=dict(classes=names)),
-                reduce_zero_label="--reduce-zero-label" in self.options,
-            )
-            for split in SPLITS
-        }
+        own = dict(type="BaseSegDataset", img_suffix=".jpg", seg_map_suffix=self.suffix, metainfo=dict(classes=names))
+        own["reduce_zero_label"] = "--reduce-zero-label" in self.options
+        return {s: dict(own, data_prefix=dict(img_path=s, seg_map_path=f"{s}_maps")) for s in SPLITS}
 
 
 class Voc(Data):
@@ -337,10 +319,9 @@ class Tools:
     def score(self) -> float:
         """The metric of finding exactly what a training learns, 0 to 1."""
         cfg = self.config()
-        metrics = [METRICS.build(one) for one in as_list(cfg.test_evaluator)]
+        metric = METRICS.build(as_list(cfg.test_evaluator)[0])
         own = {"pipeline": [], "test_mode": True} if self.data.format != "maps" else {"test_mode": True}
         dataset = DATASETS.build({**cfg.test_dataloader.dataset, **own})
-        metric = metrics[0]
         metric.dataset_meta = dataset.metainfo
         for i in range(len(dataset)):
             sample = dataset.get_data_info(i) if self.data.format != "maps" else dataset[i]
@@ -348,11 +329,8 @@ class Tools:
         with contextlib.redirect_stdout(io.StringIO()):
             values = metric.evaluate(len(dataset))
         scores = {key.rpartition("/")[2]: value for key, value in values.items()}
-        return next(
-            scores[key] / part
-            for key, part in (("bbox_mAP", 1), ("PQ", 100), ("mIoU", 100), ("mAP", 1))
-            if key in scores
-        )
+        parts = (("bbox_mAP", 1), ("PQ", 100), ("mIoU", 100), ("mAP", 1))
+        return next(scores[key] / part for key, part in parts if key in scores)
 
     def results(self) -> dict[int, str]:
         """The ids and names of what is found after a training, by the names that its checkpoint has."""
@@ -368,8 +346,6 @@ class Tools:
         boxes = torch.tensor([one["bbox"] for one in kept], dtype=torch.float).reshape(-1, 4)
         found = {"bboxes": boxes, "scores": torch.ones(len(kept))}
         found["labels"] = torch.tensor([one["bbox_label"] for one in kept], dtype=torch.long)
-        if "masks" not in found and "segm" in getattr(dataset, "metrics", ()):
-            found["masks"] = []
         return {"img_id": sample["img_id"], "ori_shape": (sample["height"], sample["width"]), "pred_instances": found}
 
     _of_yolo = _of_coco
@@ -377,12 +353,9 @@ class Tools:
     @staticmethod
     def _of_voc(sample: dict, dataset) -> dict:
         found = Tools._of_coco(sample, dataset)
-        truth = {"bboxes": found["pred_instances"]["bboxes"], "labels": found["pred_instances"]["labels"]}
-        return {
-            **found,
-            "gt_instances": truth,
-            "ignored_instances": {"bboxes": torch.zeros(0, 4), "labels": truth["labels"][:0]},
-        }
+        truth = {key: found["pred_instances"][key] for key in ("bboxes", "labels")}
+        ignored = {key: value[:0] for key, value in truth.items()}
+        return {**found, "gt_instances": truth, "ignored_instances": ignored}
 
     @staticmethod
     def _of_maps(sample: dict, dataset) -> dict:
@@ -392,8 +365,6 @@ class Tools:
 
     @staticmethod
     def _of_panoptic(sample: dict, dataset) -> dict:
-        from vitdense.mm.data.panoptic import ids_of_colours
-
         ids = ids_of_colours(np.asarray(Image.open(sample["seg_map_path"])))
         codes = np.full_like(ids, len(dataset.metainfo["classes"]))
         for i, one in enumerate(sample["segments_info"]):
@@ -417,10 +388,8 @@ def base_configs() -> dict:
         for head in nodes(found[kind].model):  # as in the file
             for key in ("num_things_classes", "num_stuff_classes"):
                 head.pop(key, None)
-        if kind in ("coco", "yolo"):
-            for split in ("val", "test"):
-                found[kind][f"{split}_evaluator"] = dict(type="vitdense.CocoMetric", metric="bbox")
-        if kind == "voc":
-            for split in ("val", "test"):
-                found[kind][f"{split}_evaluator"] = dict(type="VOCMetric", metric="mAP", eval_mode="11points")
+        coco = dict(type="vitdense.CocoMetric", metric="bbox")
+        metrics = {"coco": coco, "yolo": coco, "voc": dict(type="VOCMetric", metric="mAP", eval_mode="11points")}
+        if kind in metrics:
+            found[kind].val_evaluator = found[kind].test_evaluator = metrics[kind]
     return found

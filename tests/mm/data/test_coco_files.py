@@ -47,11 +47,10 @@ def test_counts(write):
     assert read_coco(write(data)).counts == {"cat": 0}
 
 
-@pytest.mark.parametrize(("area", "warns"), [(1200, False), (300, False), (1.0, True), (1e11, True)])
+@pytest.mark.parametrize(("area", "warns"), [(1200, 0), (300, 0), (1.0, 1), (1e11, 1)])
 def test_areas_of_boxes_without_masks(area, warns):
     """A mask fills a part of its box, and not more."""
-    found = faults(content(area=area, bbox=[0, 0, 40, 30]), grave=False)
-    assert any("areas are unlike" in line for line in found) == warns
+    assert len(faults(content(area=area, bbox=[0, 0, 40, 30]), grave=False)) == warns
 
 
 def test_long_lists_of_ids_are_cut():
@@ -96,11 +95,8 @@ LOAD = {"type": "LoadAnnotations", "with_mask": True}
 
 @pytest.mark.parametrize("pipeline", [[LOAD], [{"type": "RandomChoice", "transforms": [[LOAD]]}]])
 def test_missing_masks_name_the_way_out_if_the_pipeline_loads_them(at_the_start, pipeline):
-    (line,) = at_the_start(pipeline, segmentation=[])
-    assert "annotations have no 'segmentation'" in line
-    assert "--boxes" in line
+    assert "--boxes" in str(*at_the_start(pipeline, segmentation=[]))
     assert not at_the_start([{**LOAD, "with_mask": False}], segmentation=[])
-    assert not at_the_start(pipeline)
 
 
 NAMES = ("a", "b", "c")

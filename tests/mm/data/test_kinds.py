@@ -87,16 +87,12 @@ def renumber(kind, key, number):
     """Other ids, in all that refers to them."""
 
     def change(content):
-        new = {item["id"]: number(item["id"]) for item in content[kind]}
         for item in content[kind]:
-            item["id"] = new[item["id"]]
+            item["id"] = number(item["id"])
         for item in content["annotations"]:
-            if key in item:
-                item[key] = new[item[key]]
-        for item in content["annotations"]:
-            for segment in item.get("segments_info", ()):
-                if key in segment:
-                    segment[key] = new[segment[key]]
+            for part in (item, *item.get("segments_info", ())):
+                if key in part:
+                    part[key] = number(part[key])
 
     return change
 
@@ -114,13 +110,13 @@ def rle(item):
     mask = np.zeros((H, W), np.uint8)
     x, y, w, h = map(int, item["bbox"])
     mask[y : y + h, x : x + w] = 1
-    flat, counts, value = mask.T.ravel().tolist(), [0], 0
-    for pixel in flat:
-        if pixel != value:
-            counts.append(0)
-            value = pixel
-        counts[-1] += 1
-    return {"size": [H, W], "counts": counts}
+    flat = mask.T.ravel()
+    ends = [0, *(np.flatnonzero(np.diff(flat)) + 1).tolist(), flat.size]
+    return {"size": [H, W], "counts": np.diff(ends).tolist()}
+
+
+def rle_of(size=(H, W), counts=None):
+    return lambda item: {"size": [*size], "counts": rle(item)["counts"] if counts is None else counts}
 
 
 def packed(item):
@@ -139,6 +135,11 @@ def double(content):
         content["annotations"].append({**copy.deepcopy(item), "id": item["id"] + 1000})
 
 
+def add_owl(content):
+    box = [1, 1, 9, 9]
+    add("annotations", id=99, category_id=7, bbox=box, area=81, segmentation=square(*box))(content)
+
+
 def joined(*names):
     """Other names of the categories."""
 
@@ -155,12 +156,7 @@ def image(name, content):
 
 def raw(change):
     """Bytes in place of an annotation file."""
-
-    def apply(data):
-        for split in SPLITS:
-            data.files[f"{split}.json"] = change(json.dumps(getattr(data, split)))
-
-    return apply
+    return lambda data: data.files.update({f"{s}.json": change(json.dumps(getattr(data, s))) for s in SPLITS})
 
 
 def turned(size, form="JPEG"):
@@ -171,6 +167,11 @@ def turned(size, form="JPEG"):
             data.files[name if form == "JPEG" else f"{name[:-3]}webp"] = photo(50 + i, size, form, turned=6)
 
     return apply
+
+
+def in_folder(data):
+    for name in [name for name in data.files if name.endswith(".jpg")]:
+        data.files[name.replace("/", "/a/")] = data.files.pop(name)
 
 
 def webp(item):
@@ -226,16 +227,7 @@ COCO = {  # change, what is right, words of the message
         both(one(bbox=[59.5, 20, 21, 20], segmentation=square(59.5, 20, 20.5, 20), area=410)),
         FINE,
     ),
-    "file names in folders": (
-        lambda data: [
-            (
-                content["images"][0].update(file_name="a/b.jpg"),
-                data.files.update({f"{s}/a/b.jpg": data.files.pop(f"{s}/0.jpg")}),
-            )
-            for s, content in (("train", data.train), ("val", data.val))
-        ],
-        FINE,
-    ),
+    "file names in folders": (also(in_folder, both(every("images", file_name=lambda a: f"a/{a['file_name']}"))), FINE),
     "photos turned by EXIF, annotated as shown": (turned((H, W)), FINE),
     "WebP turned, annotated as shown": (also(turned((H, W), "WEBP"), both(every("images", file_name=webp))), FINE),
     "a grey photo": (image("train/0.jpg", encoded(Image.new("L", (W, H)), "JPEG")), FINE),
@@ -261,27 +253,10 @@ COCO = {  # change, what is right, words of the message
     ),
     "a box over the edge": (both(one(bbox=[70, 10, 20, 20], segmentation=square(70, 10, 20, 20))), WARNED, "edge"),
     "a class without objects": (train(add("categories", id=7, name="owl")), WARNED, "owl"),
-    "Roboflow's group category": (
-        both(lambda c: c["categories"].insert(0, {"id": 0, "name": "pets", "supercategory": "none"})),
-        WARNED,
-        "pets",
-    ),
-    "a class of the validation alone": (
-        val(
-            seq(
-                add("categories", id=7, name="owl"),
-                add("annotations", id=99, category_id=7, bbox=[1, 1, 9, 9], area=81, segmentation=square(1, 1, 9, 9)),
-            )
-        ),
-        WARNED,
-        "owl",
-    ),
+    "Roboflow's group category": (both(lambda c: c["categories"].insert(0, {"id": 0, "name": "pets"})), WARNED, "pets"),
+    "a class of the validation alone": (val(seq(add("categories", id=7, name="owl"), add_owl)), WARNED, "owl"),
     "a file name twice": (both(one("images", 1, file_name="0.jpg")), WARNED, "file_name"),
-    "most images without annotations": (
-        train(lambda c: c["annotations"].__delitem__(slice(2, None))),
-        WARNED,
-        "without annotation",
-    ),
+    "most images without annotations": (train(lambda c: c.update(annotations=c["annotations"][:2])), WARNED, "without"),
     "a validation without annotations": (val(put("annotations", [])), WARNED, "evaluate"),
     "the validation is the training": (shared_file, WARNED, "train"),
     "images in both, by bytes": (same_images, WARNED, "both"),
@@ -332,27 +307,15 @@ COCO = {  # change, what is right, words of the message
     "a polygon of half a point": (both(one(segmentation=[[1, 1, 9, 1, 9, 9, 1]])), REFUSED, "half a point"),
     "a polygon with NaN": (both(one(segmentation=[[NAN, 1, 9, 1, 9, 9]])), REFUSED, "finite"),
     "a polygon at 1e9": (both(one(segmentation=[[1e9, 1, 9, 1, 9, 9]])), REFUSED, "far outside"),
-    "run-length codes of width and height": (
-        both(every(segmentation=lambda a: {**rle(a), "size": [W, H]})),
-        REFUSED,
-        "another size",
-    ),
-    "run-length codes that are too short": (
-        both(one(segmentation={"size": [H, W], "counts": [0, 5]})),
-        REFUSED,
-        "counts",
-    ),
-    "run-length codes of garbage": (both(one(segmentation={"size": [H, W], "counts": "ooooooo0"})), REFUSED, "counts"),
+    "run-length codes of width and height": (both(every(segmentation=rle_of([W, H]))), REFUSED, "another size"),
+    "run-length codes that are too short": (both(one(segmentation=rle_of(counts=[0, 5]))), REFUSED, "counts"),
+    "run-length codes of garbage": (both(one(segmentation=rle_of(counts="ooooooo0"))), REFUSED, "counts"),
     "another name in the validation": (val(joined("Cat", "Dog")), REFUSED, "Cat"),
     "photos turned by EXIF, annotated as stored": (turned((W, H)), REFUSED, "EXIF"),
     "an image that does not exist": (absent("train/1.jpg"), REFUSED, "not exist"),
     "an image of text": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
     "an image that is cut": (image("train/1.jpg", photo(1)[:-200]), REFUSED, "1.jpg"),
-    "a backslash in file names": (
-        both(every("images", file_name=lambda a: f"a\\{a['file_name']}")),
-        REFUSED,
-        "backslash",
-    ),
+    "a backslash": (both(every("images", file_name=lambda a: f"a\\{a['file_name']}")), REFUSED, "backslash"),
     "an image of another size": (image("train/1.jpg", photo(1, (W, H + 9))), REFUSED, "size"),
 }
 
@@ -383,21 +346,12 @@ def no_labels(data, of=("train", "val"), first=0):
             del data.files[name]
 
 
-def listed(data):
-    for split, number in SPLITS.items():
-        data.files[f"{split}.txt"] = "".join(f"./images/{split}/{i}.jpg\n" for i in range(number)).encode()
-    data.yaml |= {"train": "train.txt", "val": "val.txt"}
-
-
 BOX = "0 0.25 0.333333 0.25 0.333333"
 POLYGON = "1 0.5 0.33 0.875 0.33 0.875 0.73 0.5 0.73"
 YOLO = {
     "sound": (entry(), FINE),
     "names by number": (entry(names="{0: cat, 1: dog}"), FINE),
     "quoted names": (entry(names="['yes', '007']"), FINE),
-    "roboflow's folders": (entry(train="../images/train", val="../images/val"), FINE),
-    "a list of folders": (entry(train="[images/train]"), FINE),
-    "lists of files": (listed, FINE),
     "polygons": (lines("0 0.125 0.17 0.375 0.17 0.375 0.5 0.125 0.5", POLYGON), FINE),
     "boxes and polygons": (lines(BOX, POLYGON), FINE),
     "tabs and blank lines": (lines(BOX.replace(" ", "\t"), "", "1 0.6875 0.533333 0.375 0.4  "), FINE),
@@ -460,21 +414,11 @@ YOLO = {
 
 def maps(change, of=("train", "val")):
     """Other label maps."""
-
-    def apply(data):
-        for name, labels in data.maps.items():
-            if name.startswith(of):
-                data.maps[name] = change(labels.copy())
-
-    return apply
+    return lambda data: data.maps.update({k: change(v.copy()) for k, v in data.maps.items() if k.startswith(of)})
 
 
 def option(*options, classes=None):
-    def apply(data):
-        data.options += options
-        data.classes = classes or data.classes
-
-    return apply
+    return lambda data: vars(data).update(options=[*data.options, *options], classes=classes or data.classes)
 
 
 def without_255(labels):
@@ -492,12 +436,11 @@ def suffix(new, form):
     return apply
 
 
-def palette(labels):
-    found = Image.fromarray(labels)
-    found = found.convert("P")
-    found.putdata(labels.ravel().tolist())
-    found.putpalette([v for i in range(256) for v in (i, 255 - i, 7)])
-    return found
+def with_palettes(data):
+    for name in list(data.maps):
+        picture = Image.fromarray(data.maps.pop(name)).convert("P")
+        picture.putpalette([v for i in range(256) for v in (i, 255 - i, 7)])
+        data.files[name] = encoded(picture)
 
 
 def map_file(content, name="train_maps/0.png"):
@@ -513,11 +456,6 @@ def many(number):
     return ",".join(f"c{i}" for i in range(number))
 
 
-def with_palette(data):
-    for name in list(data.maps):
-        data.files[name] = encoded(palette(data.maps.pop(name)))
-
-
 def names_file(content):
     return also(option(classes="names.txt"), label(content, "names.txt"))
 
@@ -526,7 +464,7 @@ MAPS = {
     "sound": (option(), FINE),
     "without unlabelled pixels": (maps(without_255), FINE),
     "16 bits": (maps(lambda x: x.astype(np.uint16)), FINE),
-    "palettes": (with_palette, FINE),
+    "palettes": (with_palettes, FINE),
     "reduce_zero_label": (also(option("--reduce-zero-label"), maps(lambda x: (x + 1).astype(np.uint8))), FINE),
     "names that are not ASCII": (option(classes="кот,狗,sky"), FINE),
     "a file of names": (names_file(b"cat\ndog\nsky\n"), FINE),
@@ -572,29 +510,11 @@ MAPS = {
 
 def segments(**values):
     """Values of all first segments."""
-
-    def change(content):
-        for item in content["annotations"]:
-            one_segment = item["segments_info"][0]
-            for key, value in values.items():
-                if value is ...:
-                    one_segment.pop(key)
-                else:
-                    one_segment[key] = value
-
-    return change
-
-
-def drop_segment(content):
-    content["annotations"][0]["segments_info"].pop(0)
+    return lambda content: [one("segments_info", **values)(item) for item in content["annotations"]]
 
 
 def all_segments(change):
-    def apply(content):
-        for item in content["annotations"]:
-            change(item["segments_info"])
-
-    return apply
+    return lambda content: [change(item["segments_info"]) for item in content["annotations"]]
 
 
 def pngs(change, form="PNG"):
@@ -634,7 +554,11 @@ PANOPTIC = {
     "the validation is the training": (panoptic_of_training, WARNED, "both"),
     "ids that are not in the PNGs": (both(segments(id=77)), REFUSED, "no pixel"),
     "no segments": (both(all_segments(list.clear)), REFUSED, "no annotations"),
-    "a segment that is not in the file": (both(drop_segment), REFUSED, "no segment in the file"),
+    "a segment that is not in the file": (
+        both(lambda c: c["annotations"][0]["segments_info"].pop(0)),
+        REFUSED,
+        "no segment in the file",
+    ),
     "a category that is not in the file": (both(segments(category_id=77)), REFUSED, "category"),
     "iscrowd a text": (both(segments(iscrowd="0")), REFUSED, "iscrowd"),
     "an id twice": (both(all_segments(lambda s: s.append(dict(s[0])))), REFUSED, "twice"),
@@ -660,10 +584,7 @@ PANOPTIC = {
 
 
 def voc(*names, classes=("cat", "dog")):
-    def apply(data):
-        data.names, data.dataset = list(names), {"metainfo": {"classes": classes}}
-
-    return apply
+    return lambda data: vars(data).update(names=list(names), dataset={"metainfo": {"classes": classes}})
 
 
 def xml(content, name="Annotations/train0.xml"):

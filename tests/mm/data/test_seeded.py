@@ -139,15 +139,9 @@ def test_the_rest_of_an_epoch_has_the_mosaics_of_the_whole_epoch(workers):
     from vitdense.mm.data.detection import Mosaic
 
     def load(results):
-        boxes = HorizontalBoxes(torch.tensor([[2.0, 2.0, 9.0, 9.0]]))
-        pixels = np.full((16, 16, 3), results["n"], np.uint8)
-        arrays = {
-            "img": pixels,
-            "img_shape": (16, 16),
-            "gt_bboxes": boxes,
-            "gt_bboxes_labels": np.array([results["n"]]),
-        }
-        return {**results, **arrays, "gt_ignore_flags": np.zeros(1, bool)}
+        pixels, boxes = np.full((16, 16, 3), results["n"], np.uint8), torch.tensor([[2.0, 2.0, 9.0, 9.0]])
+        truth = {"gt_bboxes": HorizontalBoxes(boxes), "gt_bboxes_labels": np.array([results["n"]])}
+        return {**results, **truth, "img": pixels, "img_shape": (16, 16), "gt_ignore_flags": np.zeros(1, bool)}
 
     class Pictures(BaseDataset):
         def load_data_list(self):

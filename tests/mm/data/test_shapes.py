@@ -155,25 +155,19 @@ def test_drawing_imports_neither_torch_nor_mm():
 
 
 def detection_set(root: Path, **kwargs):
-    transforms = pytest.importorskip("mmdet.datasets.transforms", exc_type=ImportError)
+    from mmcv.transforms import LoadImageFromFile
+    from mmdet.datasets.transforms import LoadAnnotations, PackDetInputs
+
     from vitdense.mm.data.detection import ShapesDataset
 
-    pipeline = [
-        transforms.LoadAnnotations(with_bbox=True, with_mask=True, with_seg=True),
-        transforms.PackDetInputs(meta_keys=("img_id", "ori_shape")),
-    ]
-    from mmcv.transforms import LoadImageFromFile
-
-    return ShapesDataset(
-        data_root=str(root),
-        ann_file="annotations/instances_train.json",
-        data_prefix={"img": "train/", "seg": "semantic/train/"},
-        pipeline=[LoadImageFromFile(), *pipeline],
-        **kwargs,
-    )
+    load = LoadAnnotations(with_bbox=True, with_mask=True, with_seg=True)
+    options = dict(ann_file="annotations/instances_train.json", data_prefix=dict(img="train/", seg="semantic/train/"))
+    steps = [LoadImageFromFile(), load, PackDetInputs(meta_keys=("img_id", "ori_shape"))]
+    return ShapesDataset(data_root=str(root), pipeline=steps, **options, **kwargs)
 
 
 def test_loads_through_mmdet(tmp_path, load):
+    pytest.importorskip("mmdet.datasets.transforms", exc_type=ImportError)
     kept = detection_set(tmp_path / "set", draw=SMALL, filter_cfg={"filter_empty_gt": True})
     assert len(kept) == SMALL["num_train"] - 1  # without the empty image
     dataset = detection_set(tmp_path / "set", draw=SMALL, test_mode=True)
@@ -189,9 +183,8 @@ def test_loads_through_mmdet(tmp_path, load):
         assert sample.ignored_instances.masks.areas.tolist() == [a["area"] for a in expected if a["iscrowd"]]
         labels = sample.gt_sem_seg.sem_seg.numpy()
         for a in objects:
-            assert (labels == a["category_id"]).sum() == sum(
-                o["area"] for o in objects if o["category_id"] == a["category_id"]
-            )
+            areas = [one["area"] for one in objects if one["category_id"] == a["category_id"]]
+            assert (labels == a["category_id"]).sum() == sum(areas)
 
 
 def test_loads_through_mmseg(tmp_path, drawn):
@@ -201,12 +194,9 @@ def test_loads_through_mmseg(tmp_path, drawn):
 
     from vitdense.mm.data.segmentation import ShapesSegDataset
 
-    dataset = ShapesSegDataset(
-        data_root=str(tmp_path / "set"),
-        data_prefix={"img_path": "val", "seg_map_path": "semantic/val"},
-        pipeline=[LoadImageFromFile(), LoadAnnotations(), PackSegInputs(meta_keys=())],
-        draw=SMALL,
-    )
+    options = dict(data_prefix={"img_path": "val", "seg_map_path": "semantic/val"}, draw=SMALL)
+    steps = [LoadImageFromFile(), LoadAnnotations(), PackSegInputs(meta_keys=())]
+    dataset = ShapesSegDataset(data_root=str(tmp_path / "set"), pipeline=steps, **options)
     assert len(dataset) == SMALL["num_val"]
     assert dataset.metainfo["classes"] == ("background", *shapes.CLASSES)
     assert len(dataset.metainfo["palette"]) == len(dataset.metainfo["classes"])
