@@ -27,8 +27,8 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.export.detectors import fix
-from vitdense.mm.export.part import Part
 from vitdense.mm.export.samples import of_photos
+from vitdense.mm.export.tasks import Part
 from vitdense.mm.predictor import Predictor
 
 pytestmark = pytest.mark.long

@@ -11,8 +11,7 @@ from vitdense.extensions.joined.model import Joined, SharedTrunk
 from vitdense.mm.cli.export import Made, Wish, write
 from vitdense.mm.cli.predict import checked, list_images, run
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.part import Part
-from vitdense.mm.export.tasks import Task
+from vitdense.mm.export.tasks import Part, Task
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
 

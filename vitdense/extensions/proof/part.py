@@ -10,9 +10,8 @@ from vitdense.extensions.proof.make import Computed, proof_of, recording, sample
 from vitdense.mm.cli.export import Made
 from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.part import Part
 from vitdense.mm.export.samples import Sample, of_photos, paths_of
-from vitdense.mm.export.tasks import Task
+from vitdense.mm.export.tasks import Part, Task
 
 # How much of the width of each photo is in a proof: a program that resizes its positions is seen at two sizes.
 PARTS, DRAWN = (1, 0.75, 1), (256, 384)  # size of drawn photos, where the test data cannot be read

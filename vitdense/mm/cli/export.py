@@ -23,9 +23,8 @@ from vitdense.mm.config.query import leaf_datasets
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export import INT8_BOUND
 from vitdense.mm.export.detectors import fix
-from vitdense.mm.export.part import Part
 from vitdense.mm.export.samples import Sample, of_noise, of_one_size, of_photos, paths_of
-from vitdense.mm.export.tasks import Task
+from vitdense.mm.export.tasks import Part, Task
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
 from vitdense.runtime import ENGINES
