@@ -21,8 +21,8 @@ def guard_model(model: nn.Module) -> nn.Module:
     hooks of its modules widen that; layers compute in half precision as before:
 
     - outputs of dense heads and box heads: anchors and points get their type, and boxes are decoded in it;
-    - maps that RoIs are cast to, and values that the sampling locations of deformable attention are cast to;
-    - maps that give learned proposals the size of the image;
+    - maps that RoIs are cast to or that give learned proposals the size of the image, and values that the sampling
+      locations of deformable attention are cast to;
     - outputs of layers that predict a point or a box, 2 or 4 numbers: heads of queries add references to them in place.
 
     Results are in float32: metrics, tiles and pictures go on with NumPy, which has no bfloat16. Boxes of negative width

@@ -113,11 +113,9 @@ def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Begin a data worker, then call `then`, the `worker_init_fn` of the loader.
-
-    The worker ends by SIGTERM of its parent alone. After a signal to all processes the main process may have to load
-    images before it stops, and a worker that ended first would look as if the system had killed it for memory.
-    """
+    """Begin a data worker, then call `then`, the `worker_init_fn` of the loader. It ends by SIGTERM of its parent
+    alone: after a signal to all processes the main one may load images before it stops, and a worker that ended first
+    would look as if the system had killed it for memory."""
     for number in STOPS[1:]:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -37,12 +37,12 @@ def fix(model: nn.Module) -> None:
 
 
 def pad_as(model: nn.Module, image: Tensor) -> Tensor:
-    """An image ``[B, 3, h, w]`` with the sides that a detector's `data_preprocessor` makes."""
+    """An image ``[B, 3, h, w]`` as a detector's `data_preprocessor` pads it."""
     return pad(image, model.data_preprocessor.pad_size_divisor, float(model.data_preprocessor.pad_value))
 
 
 def pad(image: Tensor, divisor: int, value: float) -> Tensor:
-    """An image ``[B, 3, h, w]`` with sides that are multiples of the divisor, at the bottom and on the right."""
+    """An image ``[B, 3, h, w]`` whose sides become multiples of the divisor, at the bottom and on the right."""
     bottom, right = ((side + divisor - 1) // divisor * divisor - side for side in image.shape[2:])
     return F.pad(image, (0, right, 0, bottom), value=value)
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from vitdense.export.select import Found, best, clip, corners, highest, pack, take
 from vitdense.layers.deformable import deform_attend
-from vitdense.mm.errors import ConfigError
 
 Sizes = list[tuple[int, int]]  # height and width of every level
 
@@ -57,8 +56,6 @@ class FixedDeformableAttention(nn.Module):
 
     def __init__(self, attention: MultiScaleDeformableAttention) -> None:
         super().__init__()
-        if not attention.batch_first:
-            raise ConfigError("export: got a deformable attention with batch_first=False, expected True, as in mmdet")
         self.attention = attention
 
     def forward(

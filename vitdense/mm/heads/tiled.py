@@ -32,7 +32,7 @@ class TiledDetector(BaseTTAModel):
 
     def __init__(self, module: dict | nn.Module, side: int, overlap: float, pipeline: Sequence[dict]) -> None:
         super().__init__(module)
-        cut((1, 1), side, overlap)  # raises before the first image
+        cut((1, 1), side, overlap)  # refuses what does not fit
         fusion = getattr(self.module, "panoptic_fusion_head", None)
         if fusion is not None and fusion.test_cfg.get("panoptic_on", True):
             raise OptionError(

@@ -25,15 +25,10 @@ _evaluated_in: int | None = None  # the process that has hotcoco's threads
 
 @dataclass(frozen=True)
 class Found:
-    """The objects that a detector found, numbered as the `Truth`.
+    """The objects that a detector found, numbered as the `Truth`; `places` are evaluated in place of their boxes: N
+    run-length codes under ``segmentation``, or [3 K] numbers, x, y and a score of each, under ``keypoints``."""
 
-    Attributes:
-        boxes: [N, 7] float: image, left, upper, width and height in pixels, score, category.
-        places: What is evaluated in place of the boxes, N values under the key of COCO's results: run-length codes
-            under ``segmentation``, or [3 K] numbers, x, y and a score of each, under ``keypoints``.
-    """
-
-    boxes: np.ndarray
+    boxes: np.ndarray  # [N, 7] float: image, left, upper, width and height in pixels, score, category
     places: Mapping[str, Sequence] = field(default_factory=dict)
 
     def rows(self) -> list[dict]:
@@ -79,7 +74,7 @@ class Evaluation:
 
 
 def mean(values: np.ndarray) -> float:
-    """The mean of the values that there are."""
+    """The mean of the values but -1."""
     values = values[values > -1]
     return float(values.mean()) if values.size else -1.0
 

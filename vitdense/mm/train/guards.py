@@ -31,34 +31,18 @@ class StepError(ConfigError):
     """A step of a training that would have made the weights NaN or infinite. It was not made."""
 
 
-class TriedValidation(Hook):
-    """Predict and score one image of the validation before the first step, so that no epoch is lost for its faults."""
-
-    priority = "HIGHEST"
-
-    def before_train(self, runner) -> None:
-        if runner.val_loop is not None:
-            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
-
-
-class MeanLosses(Hook):
-    """Log the mean of every loss over the processes, which is the loss of one process with all images."""
-
-    priority = "HIGHEST"
-
-    def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        if is_distributed():
-            values = [torch.as_tensor(x, dtype=torch.float32, device=get_device()) for x in outputs.values()]
-            all_reduce(means := torch.stack(values), "mean")
-            outputs.update(zip(outputs, means))
-
-
 class StepGuard(Hook):
-    """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite."""
+    """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite.
+
+    Before the first step it predicts and scores one image of the validation, so that no epoch is lost for its faults.
+    Losses are the means over the processes, as those of one process with all images.
+    """
 
     priority = "HIGHEST"  # mmengine removes an older checkpoint, or the best, before it saves
 
     def before_train(self, runner) -> None:
+        if runner.val_loop is not None:
+            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
         if isinstance(runner.optim_wrapper, OptimWrapper):  # several are a project's own
             # Under AMP, it checks the steps that the scaler lets pass.
             runner.optim_wrapper.optimizer.register_step_pre_hook(lambda optimizer, *_: self._check(runner, optimizer))
@@ -67,6 +51,10 @@ class StepGuard(Hook):
         runner.batch, runner.in_step = data_batch, True
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
+        if is_distributed():
+            values = [torch.as_tensor(x, dtype=torch.float32, device=get_device()) for x in outputs.values()]
+            all_reduce(means := torch.stack(values), "mean")
+            outputs.update(zip(outputs, means))
         hooks = [hook for hook in runner.hooks if isinstance(hook, CheckpointHook) and not hook.by_epoch]
         if any(h.every_n_train_iters(runner, h.interval, h.save_begin) or h.is_last_train_iter(runner) for h in hooks):
             self._check_finite(runner)
@@ -254,4 +242,4 @@ def _must_validate(runner) -> bool:
     return now >= loop.val_begin and (now % loop.val_interval == 0 or now == end)
 
 
-GUARDS = (TriedValidation, MeanLosses, PlaceHook, StepGuard, StopHook)
+GUARDS = (PlaceHook, StepGuard, StopHook)

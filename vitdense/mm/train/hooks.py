@@ -33,8 +33,8 @@ class ReproducibleHook(Hook):
 
     A resumed run then draws the numbers of one that was not interrupted: drop path, sampled RoIs, and with
     `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` the augmentation. It needs
-    ``randomness=dict(seed=...)`` and deterministic kernels. Another number of processes goes on with the same images in
-    the same order if a step has as many of them, with other random numbers in the model.
+    ``randomness=dict(seed=...)`` and deterministic kernels. Another number of processes goes on with the same images,
+    with other random numbers in the model.
     """
 
     priority = "VERY_HIGH"

@@ -25,8 +25,6 @@ from vitdense.mm.work_folder import WorkFolder, find_checkpoint
 from vitdense.ops import ops_in_use
 from vitdense.seams import call
 
-NOTHING = -1  # COCO's AP of what the truth does not have
-
 
 def prepare_training(cfg: Config, **options: Any) -> Config:
     """Connect the processes, write the options of a training into its config, which then is what runs, and check it.
@@ -105,12 +103,11 @@ def test(  # no test of pytest
     asked = Asked(check=check, checkpoint=find_checkpoint(checkpoint, measured=True), inference=inference, **options)
     run_passes(TESTING, cfg, asked)
     WorkFolder(cfg.work_dir).make()
-    with explained(cfg):
-        runner = _runner(cfg, asked)
-        inference.tune_cpu()
-        with inference.computing():
-            metrics = runner.test()
-    metrics = {name: math.nan if value == NOTHING else float(value) for name, value in metrics.items()}
+    runner = _runner(cfg, asked)
+    inference.tune_cpu()
+    with explained(cfg), inference.computing():
+        metrics = runner.test()
+    metrics = {name: math.nan if value == -1 else float(value) for name, value in metrics.items()}  # as COCO has it
     if nothing := [name for name, value in metrics.items() if math.isnan(value)]:
         said = f"no value, for the test data have nothing of it to find: {', '.join(nothing)}"
         print_log(said, "current", logging.WARNING)
@@ -123,7 +120,8 @@ def test(  # no test of pytest
 def _runner(cfg: Config, asked: Asked = Asked(), kind: type[Runner] = Runner) -> Runner:  # noqa: B008 -- frozen
     """Build the runner, and log which ops are in use. Its config, which checkpoints have, is the saved one."""
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
-    runner = kind.from_cfg(built(cfg, asked))
+    with explained(cfg):
+        runner = kind.from_cfg(built(cfg, asked))
     runner.cfg = copy.deepcopy(cfg)
     runner.logger.info(f"environment, config and hooks are in the log file {runner.logger.log_file}")
     runner.logger.info("mmcv ops in use: {} ({})".format(*ops_in_use()))

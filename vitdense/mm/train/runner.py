@@ -31,6 +31,7 @@ from vitdense.mm.train.guards import GUARDS, StepError, refuse
 from vitdense.mm.train.resume import go_on, stay_in
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
+SHORT_OF_MEMORY = ". Memory may be short: give fewer workers (train_dataloader.num_workers) or a larger /dev/shm"
 # Of SciPy, to which mmdet and we give the costs of queries and objects.
 COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
 # Records for the log file alone, by text in their first line or two.
@@ -62,10 +63,6 @@ class Runner(mmengine.runner.Runner):
     kept: Config | None = None  # of a training that takes the work folder: the config that is written there
     overwrites: bool = False  # whether it moves another training aside
     began: bool = False  # whether the folder is its own: after the first step, before the first save
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with explained(kwargs.get("cfg") or Config()):
-            super().__init__(*args, **kwargs)
 
     def dump_config(self) -> None:
         """Nothing: mmengine's constructor calls it, and the work folder may be that of another training still."""
@@ -181,14 +178,10 @@ class Runner(mmengine.runner.Runner):
                 raise
             raise ConfigError(f"{error}; {self._further()}") from error
         except (OSError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            is_torchs = isinstance(error, RuntimeError)  # for a worker that the system ended
+            if is_torchs and "DataLoader worker" not in str(error):
                 raise
-            reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}"
-            if isinstance(error, RuntimeError):  # of torch, for a process that the system ended
-                reason += (
-                    ". Memory may have been short: give fewer workers (train_dataloader.num_workers) or a larger "
-                    "/dev/shm"
-                )
+            reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}{SHORT_OF_MEMORY if is_torchs else ''}"
             raise ConfigError(f"{reason}; {self._further()}") from error
 
     def _further(self) -> str:

@@ -105,8 +105,7 @@ class MaskTransformerHead(Mask2FormerHead):
         return [one.classes for one in found], [one.masks for one in found]
 
     def predict_all(self, x: Sequence[Tokens | Joint], probabilities: Tensor | None) -> list[Prediction]:
-        """All predictions; see `decode`."""
-        raise NotImplementedError
+        raise NotImplementedError  # see `decode`
 
     def loss_by_feat(self, all_cls_scores: list[Tensor], all_mask_preds: list[Tensor], *others: Any) -> dict:
         """As mmdet's, in float32: sums over points exceed float16."""

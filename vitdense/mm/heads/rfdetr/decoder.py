@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from mmdet.models.layers.transformer import MLP, coordinate_to_encoding
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
 from vitdense.layers.attention import attend
 from vitdense.layers.blocks import ResidualLayerNorm
 from vitdense.layers.deformable import deform_attend
@@ -157,8 +156,6 @@ class Decoder(nn.Module):
 
     def __init__(self, dim: int, num_layers: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
         super().__init__()
-        if any(dim % heads for heads in (*num_heads, 4)):
-            raise OptionError(f"num_heads: got {num_heads}, expected divisors of {dim} channels, a multiple of 4")
         self.position = MLP(2 * dim, dim, dim, 2)
         self.layers = nn.ModuleList(self.Layer(dim, num_heads, num_points, ffn_dims) for _ in range(num_layers))
         self.norm = ResidualLayerNorm(dim)

@@ -12,7 +12,6 @@ from mmengine.model import BaseModule
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
 from vitdense.layers.layout import without_autocast
 from vitdense.layers.mask_branch import MaskBranch
 from vitdense.mm.heads.rfdetr.decoder import Boxes, Decoder, Selection, moved, proposals
@@ -82,10 +81,7 @@ class RFDETRHead(BaseModule):
     ) -> None:
         super().__init__(init_cfg)
         self.num_classes, self.num_queries, self.num_groups, self.stride = num_classes, num_queries, num_groups, stride
-        number = (test_cfg or {}).get("max_per_img", num_queries)
-        if number < 1:
-            raise OptionError(f"max_per_img: got {number}, expected 1 or more")
-        self.max_per_img = min(number, num_queries * num_classes)
+        self.max_per_img = min((test_cfg or {}).get("max_per_img", num_queries), num_queries * num_classes)
         self.decoder = self.Decoder(in_channels, num_layers, tuple(num_heads), num_points, ffn_dims)
         self.selections = nn.ModuleList(Selection(in_channels, num_classes) for _ in range(num_groups))
         self.queries = nn.Embedding(num_groups * num_queries, in_channels)
