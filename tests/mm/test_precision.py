@@ -23,12 +23,6 @@ pytest.importorskip("mmseg")
 CPU_INFO = Path("/proc/cpuinfo")
 
 
-@pytest.fixture(params=[True, False], ids=["with bfloat16", "without"])
-def has_bfloat16(request, monkeypatch):
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: request.param)
-    return request.param
-
-
 @pytest.fixture
 def _two_gpus(monkeypatch):
     monkeypatch.setattr(precision, "devices", lambda: {"cpu": 1, "cuda": 2})
@@ -45,7 +39,9 @@ def test_devices_of_this_machine():
 
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 1)])
 def test_devices_are_those_of_torch(monkeypatch, kind, count):
-    """Of the accelerator that torch has; on a kind without autocast, float32 alone."""
+    """Of the accelerator that torch has, if any; on a kind without autocast, float32 alone."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    assert precision.devices() == {"cpu": 1}
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
@@ -58,11 +54,6 @@ def test_devices_are_those_of_torch(monkeypatch, kind, count):
         assert not torch.overrides._get_current_function_mode_stack()
     with pytest.raises(ConfigError, match=f"no autocast on {kind}"):
         Inference(kind, torch.float16)
-
-
-def test_a_machine_without_an_accelerator_has_its_cpu(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    assert precision.devices() == {"cpu": 1}
 
 
 @pytest.mark.parametrize(
@@ -90,11 +81,11 @@ def test_inference_of_parsed_arguments():
 
 
 @pytest.mark.usefixtures("_two_gpus")
-def test_bfloat16_on_a_cpu_that_has_it_only(has_bfloat16):
+def test_bfloat16_on_a_cpu_that_has_it_only(monkeypatch):
     check_precision("--amp bfloat16", "bfloat16", "cuda:1")
-    if has_bfloat16:
-        check_precision("--amp bfloat16", "bfloat16", "cpu")
-        return
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    check_precision("--amp bfloat16", "bfloat16", "cpu")
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
     with pytest.raises(ConfigError, match="--amp bfloat16: this CPU has no instructions for bfloat16"):
         check_precision("--amp bfloat16", "bfloat16", "cpu")
 

@@ -6,29 +6,26 @@ import numpy as np
 import pytest
 import torch
 
+pytest.importorskip("mmdet")
+from random_detector import random_detector
+
 import vitdense
 from vitdense.extensions.operating_point.point import conditions_of, digest_of
 from vitdense.mm import precision
-from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.export.samples import describe
 from vitdense.mm.predictor import Predictor
 
-pytest.importorskip("mmdet")
 PHOTO = draw_image(np.random.default_rng(0), (96, 128))[0]
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     """A work folder of random weights, which find something, whose checkpoint has an operating point."""
-    folder, cfg = tmp_path_factory.mktemp("work"), load_config("cascade_swin_nano_shapes")
-    torch.manual_seed(3)
-    model, checkpoint = build_model(cfg), str(folder / "iter_1.pth")
-    for name, parameter in model.named_parameters():
-        if "fc_cls" in name or "conv_logits" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    torch.save({"meta": {"dataset_meta": {"classes": CLASSES}}, "state_dict": model.state_dict()}, checkpoint)
+    folder, (cfg, state) = tmp_path_factory.mktemp("work"), random_detector("cascade_swin_nano_shapes")
+    checkpoint = str(folder / "iter_1.pth")
+    torch.save({"meta": {"dataset_meta": {"classes": CLASSES}}, "state_dict": state}, checkpoint)
     cfg.dump(folder / "cascade.py")
     scores = vitdense.load(folder)(PHOTO, score_thr=0.0).scores
     thresholds = {name: float(np.median(scores)) if label % 2 else 1.0 for label, name in enumerate(CLASSES)}

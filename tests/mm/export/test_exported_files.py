@@ -59,7 +59,7 @@ def test_a_program_of_photos_is_evaluated_as_its_checkpoint(folder, export_of):
     assert got == pytest.approx(want, abs=0.5)  # per cent
     with pytest.raises(ConfigError, match="expected none with an exported file"):
         launch.test(make(folder), str(folder / "photos.onnx"), tta=True)
-    model = onnx.load(folder / "photos.onnx")
+    model = onnx.load(path)
     (classes,) = (prop for prop in model.metadata_props if prop.key == "classes")
     names = json.loads(classes.value)
     (weight,) = (x for x in model.graph.initializer if x.name.endswith("conv_seg.weight"))  # its bias is 0

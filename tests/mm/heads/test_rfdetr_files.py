@@ -31,6 +31,11 @@ from vitdense.models.vit.rfdetr import NO_CLASS
 pytestmark = pytest.mark.long
 
 
+def nano():
+    """The tensors of a file of rfdetr_n."""
+    return weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+
+
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     """A file of the form of rfdetr_s, with random weights and a Namespace."""
@@ -65,7 +70,7 @@ def test_every_size_has_a_file_of_its_own():
 
 @pytest.mark.parametrize(("rows", "classes"), [(91, 80), (91, 90), (91, 91), (4, 3)])
 def test_rows_of_classes(rows, classes):
-    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    state = nano()
     for key, value in state.items():
         if "class_embed" in key:
             numbers = torch.arange(float(rows)).view(-1, *[1] * (value.ndim - 1))  # [rows] or [rows, 1]
@@ -81,7 +86,7 @@ def test_rows_of_classes(rows, classes):
 )
 @pytest.mark.parametrize("kind", [dict, argparse.Namespace])
 def test_outputs_follow_the_names_in_files_of_the_authors_trainer(kind, names, rows):
-    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    state = nano()
     state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
     saved = {"model": state, "args": kind(class_names=names)}
     found, report = fit_whole(make("Nano", num_classes=len(rows)), saved)
@@ -92,7 +97,7 @@ def test_outputs_follow_the_names_in_files_of_the_authors_trainer(kind, names, r
 
 
 def test_more_names_than_outputs_are_refused():
-    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    state = nano()
     with pytest.raises(CheckpointMismatchError, match="class_names"):
         fit_whole(make("Nano"), {"model": state, "args": {"class_names": list("ab") * 50}})
 
@@ -107,7 +112,7 @@ def test_more_and_fewer_queries(names, number):
         model, key = build_model(Config({"model": cfg})), "bbox_head.queries.weight"
     else:
         model, (groups, had), key = make("Nano", num_queries=number), (13, 300), "query_feat.weight"
-        state = weights({name: shape for name, shape in shapes_of("Nano").items() if 0 not in shape})
+        state = nano()
     found, report = fit_whole(model, state)
     old = state[key].unflatten(0, (groups, had))
     assert found["bbox_head.queries.weight"].unflatten(0, (groups, number)).equal(old.repeat(1, 3, 1)[:, :number])
@@ -121,11 +126,9 @@ def test_more_and_fewer_queries(names, number):
 def annotations(path, densest):
     """Three classes, an image without objects, and one with many."""
     images = [{"id": i, "file_name": f"{i}.png", "width": 160, "height": 120} for i in range(3)]
-    boxes = [[5 + k % 40, 7 + k % 30, 30, 20] for k in range(densest)]
-    items = [
-        {"id": k + 1, "image_id": 1, "category_id": k % 3 + 5, "bbox": box, "area": 600, "iscrowd": 0}
-        for k, box in enumerate(boxes)
-    ]
+    own = {"image_id": 1, "area": 600, "iscrowd": 0}
+    boxes = enumerate([5 + k % 40, 7 + k % 30, 30, 20] for k in range(densest))
+    items = [{"id": k + 1, "category_id": k % 3 + 5, "bbox": box, **own} for k, box in boxes]
     categories = [{"id": i + 5, "name": name} for i, name in enumerate(("cat", "dog", "bird"))]
     path.write_text(json.dumps({"images": images, "annotations": items, "categories": categories}))
 
@@ -184,7 +187,7 @@ def test_masks_and_other_methods(own):
 @pytest.mark.parametrize("named", ["by the file", "by the option"])
 def test_a_file_of_the_authors_trainer_predicts(names, named, tmp_path, capsys):
     """Its heads have as many outputs as there are names, whatever the config has."""
-    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    state = nano()
     state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
     of_file = named == "by the file"
     torch.save({"model": state, **({"args": {"class_names": names}} if of_file else {})}, tmp_path / "own.pth")

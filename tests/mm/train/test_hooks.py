@@ -16,6 +16,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError, load_config
+from vitdense.mm.config.query import class_heads
 from vitdense.mm.train.hooks import ExactLoadHook, ReproducibleHook
 
 pytest.importorskip("mmdet")
@@ -112,72 +113,49 @@ def test_hook_that_copies_the_checkpoint_gets_renamed_keys(published, tmp_path):
 HEADS = r"roi_head\.(bbox_head\.\d\.fc_(cls|reg)|mask_head\.\d\.conv_logits)\..*"
 
 
-@pytest.mark.parametrize("fresh", [[], [HEADS]], ids=["strict", "fresh heads"])
-def test_another_number_of_classes_needs_the_option_fresh(published, tmp_path, fresh):
+def test_another_number_of_classes_needs_the_option_fresh(published, tmp_path):
     path, _, _ = published
     cfg = cascade(load_from=str(path), work_dir=str(tmp_path))
     for head in (*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head):
         head.num_classes = 20
-    cfg.default_hooks.exact_load.fresh = fresh
     runner = Runner.from_cfg(cfg)
     before = runner.model.backbone.norm1.weight.clone()
-    if not fresh:
-        with pytest.raises(
-            CheckpointMismatchError, match=r"--fresh .*fc_cls\.weight \(81, 128\), expected \(21, 128\)"
-        ):
-            runner.load_or_resume()
-        assert torch.equal(runner.model.backbone.norm1.weight, before)
-        return
+    with pytest.raises(CheckpointMismatchError, match=r"--fresh .*fc_cls\.weight \(81, 128\), expected \(21, 128\)"):
+        runner.load_or_resume()
+    assert torch.equal(runner.model.backbone.norm1.weight, before)
+    next(hook for hook in runner.hooks if isinstance(hook, ExactLoadHook)).fresh = (HEADS,)
     runner.load_or_resume()
     assert not torch.equal(runner.model.backbone.norm1.weight, before)
 
 
-def nano(num_classes, method):
-    """A small detector or segmentor with `num_classes` classes."""
-    config = "upernet_swin_nano_shapes" if method == "UPerNet" else "cascade_swin_nano_shapes"
-    cfg = load_config(config)
-    if method == "UPerNet":
-        heads = [cfg.model.decode_head, cfg.model.auxiliary_head]
-    elif method == "Cascade Mask R-CNN":
-        heads = [*cfg.model.roi_head.bbox_head, cfg.model.roi_head.mask_head]
-    else:
-        anchors = dict(type="AnchorGenerator", ratios=[1.0], octave_base_scale=8, scales_per_octave=1, strides=[8, 16])
-        head = dict(
-            type=f"{method.removesuffix('Net')}Head",
-            in_channels=32,
-            stacked_convs=1,
-            feat_channels=32,
-            anchor_generator=anchors,
-        )
-        preprocessor, backbone, neck = (cfg.model[key] for key in ("data_preprocessor", "backbone", "neck"))
-        cfg.model = dict(type=method, data_preprocessor=preprocessor, backbone=backbone, neck=neck, bbox_head=head)
-        heads = [cfg.model.bbox_head]
-    for head in heads:
-        head.num_classes = num_classes
+def nano(num_classes, recipe):
+    """The model of a small recipe with `num_classes` classes."""
+    cfg = load_config(recipe)
+    for _, head in class_heads(cfg.model):
+        if "num_classes" in head:
+            head.num_classes = num_classes
     return build_model(cfg)
 
 
 @pytest.mark.parametrize(
-    ("method", "modules"),
+    ("recipe", "modules"),
     [
-        ("Cascade Mask R-CNN", {"fc_cls", "fc_reg", "conv_logits"}),
-        ("RetinaNet", {"retina_cls"}),
-        ("ATSS", {"atss_cls"}),
-        ("UPerNet", {"conv_seg"}),
+        ("cascade_swin_nano_shapes", {"fc_cls", "fc_reg", "conv_logits"}),
+        ("atss_swin_nano_shapes", {"atss_cls"}),
+        ("upernet_swin_nano_shapes", {"conv_seg"}),
     ],
 )
-def test_other_classes_load_with_the_printed_option_and_only_their_layers_stay_fresh(method, modules):
-    if method == "UPerNet":
+def test_other_classes_load_with_the_printed_option_and_only_their_layers_stay_fresh(recipe, modules):
+    if "upernet" in recipe:
         pytest.importorskip("mmseg")
-    checkpoint, model = {"state_dict": nano(8, method).state_dict()}, nano(3, method)
+    checkpoint, model = {"state_dict": nano(8, recipe).state_dict()}, nano(3, recipe)
     with pytest.raises(CheckpointMismatchError) as error:
         fit_whole(model, checkpoint)
     (option,) = re.findall(r"--fresh '(.+?)'", str(error.value))
     (setting,) = re.findall(r"default_hooks=dict\(exact_load=dict\(fresh=\[r'(.+?)'\]\)\)", str(error.value))
     assert setting == option
     assert len(option) < 50
-    hook = ExactLoadHook(fresh=[option])
-    _, report = fit_whole(model, checkpoint, hook.fresh)
+    _, report = fit_whole(model, checkpoint, ExactLoadHook(fresh=[option]).fresh)
     assert {key.split(".")[-2] for key in report.kept_at_init} == modules
     # A pattern for some of them is no mismatch of its own; the whole one is printed again.
     some = re.escape(report.kept_at_init[0])
@@ -185,12 +163,14 @@ def test_other_classes_load_with_the_printed_option_and_only_their_layers_stay_f
         fit_whole(model, checkpoint, [some])
 
 
-@pytest.mark.parametrize("other", [True, False], ids=["other heads too", "backbone alone"])
-def test_another_backbone_is_named_and_no_option_is_printed(other):
-    checkpoint, model = {"state_dict": nano(8, "RetinaNet").state_dict()}, nano(3 if other else 8, "RetinaNet")
-    model.backbone = MODELS.build(
-        dict(type="vitdense.Swin", arch=dict(embed_dims=32, depths=(2, 2, 4, 2), num_heads=(1, 2, 4, 8)))
+@pytest.mark.parametrize("classes", [3, 8], ids=["other heads too", "backbone alone"])
+def test_another_backbone_is_named_and_no_option_is_printed(classes):
+    checkpoint = {"state_dict": nano(8, "atss_swin_nano_shapes").state_dict()}
+    model, arch = (
+        nano(classes, "atss_swin_nano_shapes"),
+        dict(embed_dims=32, depths=(2, 2, 4, 2), num_heads=(1, 2, 4, 8)),
     )
+    model.backbone = MODELS.build(dict(type="vitdense.Swin", arch=arch, out_indices=(1, 2, 3)))
     with pytest.raises(CheckpointMismatchError, match="backbone") as error:
         fit_whole(model, checkpoint)
     assert "--fresh" not in str(error.value)

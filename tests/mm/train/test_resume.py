@@ -61,22 +61,17 @@ def test_states_of_other_steps_are_not_loaded(change, named):
         check_steps(runner, of_other)
 
 
+GROUPED = type("Grouped", (BatchSampler,), {})(RandomSampler(range(11)), 1, False)
+
+
 def loop(images, batch, epoch, iterations, **options):
     loader = DataLoader(range(images), batch, **options)
     return SimpleNamespace(dataloader=loader, epoch=epoch, iter=iterations, max_epochs=3)
 
 
-@pytest.mark.parametrize(
-    ("batch", "made", "rest"),
-    [
-        (2, 3, (6, 7, 8, 9, 10)),
-        (1, 2, tuple(range(2, 11))),
-        (4, 2, (8, 9, 10)),
-        (4, 3, ()),
-        (6, 1, tuple(range(6, 11))),
-    ],
-)
-def test_an_epoch_goes_on_after_the_images_that_were_seen(batch, made, rest):
+@pytest.mark.parametrize(("batch", "made", "seen"), [(2, 3, 6), (1, 2, 2), (4, 2, 8), (4, 3, 11), (6, 1, 6)])
+def test_an_epoch_goes_on_after_the_images_that_were_seen(batch, made, seen):
+    rest = range(seen, 11)
     saved = place_in(loop(11, batch, 1, 0), made)._asdict()
     for now in (batch, 1, 2):
         if saved["images"] % now and now != batch:
@@ -95,17 +90,7 @@ def test_an_epoch_goes_on_after_the_images_that_were_seen(batch, made, rest):
         (loop(12, 2, 1, 8), "12 images"),
         (loop(10, 2, 1, 8), "10 images"),
         (loop(11, 4, 1, 8), "4 images a step"),
-        (
-            SimpleNamespace(
-                dataloader=DataLoader(
-                    range(11), batch_sampler=type("Grouped", (BatchSampler,), {})(RandomSampler(range(11)), 1, False)
-                ),
-                epoch=1,
-                iter=8,
-                max_epochs=3,
-            ),
-            "1 images a step",
-        ),
+        (loop(11, 1, 1, 8, batch_sampler=GROUPED), "1 images a step"),
     ],
 )
 def test_what_has_no_place_in_the_epoch_is_refused(now, named):
@@ -135,12 +120,8 @@ def test_the_rest_of_an_epoch_is_loaded_as_all_of_it():
 
 
 def test_paths_of_checkpoints_are_of_the_folder_that_resumes(tmp_path):
-    info = {
-        "best_ckpt": "/old/best_iter_3.pth",
-        "best_ckpt_mAP": "C:\\old\\b.pth",
-        "last_ckpt": "a.pth",
-        "best_score": 1,
-    }
+    info = {"best_ckpt": "/old/best_iter_3.pth", "best_ckpt_mAP": "C:\\old\\b.pth", "last_ckpt": "a.pth"}
+    info["best_score"] = 1
     hub = SimpleNamespace(runtime_info=info, update_info=lambda key, value: info.update({key: value}))
     stay_in(tmp_path, hub)
     names = {"best_ckpt": "best_iter_3.pth", "best_ckpt_mAP": "b.pth", "last_ckpt": "a.pth"}

@@ -77,15 +77,10 @@ class Model(nn.Module):
 @pytest.mark.parametrize("full", [0, 2])
 def test_learning_rates_of_the_authors(full):
     model = Model()
-    optimizer = build_optim_wrapper(
-        model,
-        {
-            "type": "OptimWrapper",
-            "constructor": "vitdense.EoMTOptimWrapperConstructor",
-            "optimizer": {"type": "AdamW", "lr": 1.0, "weight_decay": 0.05},
-            "paramwise_cfg": {"layer_decay_rate": 0.5, "num_full_blocks": full},
-        },
-    ).optimizer
+    cfg = {"type": "OptimWrapper", "constructor": "vitdense.EoMTOptimWrapperConstructor"}
+    cfg["optimizer"] = {"type": "AdamW", "lr": 1.0, "weight_decay": 0.05}
+    cfg["paramwise_cfg"] = {"layer_decay_rate": 0.5, "num_full_blocks": full}
+    optimizer = build_optim_wrapper(model, cfg).optimizer
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     rates = {name: rates[id(p)] for name, p in model.named_parameters()}
     want = {"patch_embed": 0.125, "absolute_pos_embed": 0.125, "tokens": 0.125, "norm": 1.0}

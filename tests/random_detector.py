@@ -1,0 +1,44 @@
+"""A detector of random weights that finds something, for tests of its masks."""
+
+import torch
+from mmdet.structures import DetDataSample
+
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
+
+HEIGHT, WIDTH = 64, 96
+
+
+def random_detector(recipe):
+    """The config and the state dict."""
+    cfg = load_config(recipe)
+    cfg.model.test_cfg.rcnn.update(score_thr=0.05, max_per_img=8, nms={"type": "nms", "iou_threshold": 0.5})
+    torch.manual_seed(3)
+    model = build_model(cfg)
+    model.init_weights()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "fc_cls" in name or "conv_logits" in name:
+                parameter.normal_(std=0.3)
+    return cfg, model.state_dict()
+
+
+def build(detector):
+    cfg, weights = detector
+    model = build_model(cfg).eval()
+    model.load_state_dict(weights)
+    return model
+
+
+def view(image, scale=1, flip=None):
+    """A resized and flipped view as the pipeline makes it."""
+    axes = {None: [], "horizontal": [2], "vertical": [1], "diagonal": [1, 2]}[flip]
+    pixels = image.repeat_interleave(scale, 1).repeat_interleave(scale, 2).flip(axes)  # [3, H * scale, W * scale]
+    meta = {"img_shape": tuple(pixels.shape[1:]), "ori_shape": tuple(image.shape[1:]), "flip": flip is not None}
+    meta |= {"scale_factor": (float(scale), float(scale)), "flip_direction": flip, "img_id": 1}
+    return pixels, DetDataSample(metainfo=meta)
+
+
+def image():
+    torch.manual_seed(0)
+    return torch.randint(0, 256, (3, HEIGHT, WIDTH), dtype=torch.uint8)
