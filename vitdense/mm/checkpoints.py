@@ -46,7 +46,7 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
 
 def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint in parts, with whole tensors. A CheckpointMismatchError: a file is absent or damaged.
+    """The content of a checkpoint in parts, with whole tensors. An absent or damaged file is a CheckpointMismatchError.
 
     Args:
         folder: See `save_parts`.

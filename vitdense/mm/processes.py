@@ -42,8 +42,8 @@ LAUNCHERS = {
 
 
 def find_launcher(given: str) -> str:
-    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes. A
-    ConfigError: a variable of it is missing, two contradict each other, or there are more processes than GPUs."""
+    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes. A variable
+    of it that is missing or contradicts another, or more processes than GPUs, are a ConfigError."""
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
         return "none"
@@ -157,7 +157,7 @@ def start_processes() -> None:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Raise a ConfigError in every process if a fact differs between them: those that found different checkpoints would
+    """Raise a ConfigError in every process if a fact differs between them: with different checkpoints they would
     average gradients of different models."""
     if not is_distributed():
         return

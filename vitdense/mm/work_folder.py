@@ -114,7 +114,7 @@ class WorkFolder:
         return self.path / Path(cfg.filename or "config.py").name
 
     def make(self) -> None:
-        """Make the folder. An OptionError: it cannot be written, or its path is not UTF-8, which mmengine writes."""
+        """Make the folder; an OptionError if it cannot be written, or its path is not UTF-8, as mmengine writes it."""
         path = str(self.path.absolute())
         if path != path.encode(errors="replace").decode():
             raise OptionError(f"work folder {path}: got a name whose bytes are not UTF-8; name another one: --work-dir")
@@ -124,8 +124,8 @@ class WorkFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the folder for one training, without what a killed save left there. All processes may call it. An
-        OptionError: another training holds it, or it cannot be written."""
+        """Hold the folder for one training, without what a killed save left there; a ConfigError if another training
+        holds it. All processes may call it."""
         with ExitStack() as stack:
             if is_main_process():
                 self.make()

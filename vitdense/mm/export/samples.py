@@ -37,8 +37,8 @@ def _moves(step: Mapping) -> bool:
 
 def describe(predictor: Predictor) -> dict[str, str]:
     """What the program expects of an image, and what `vitdense.runtime` makes of its outputs, as JSON by key: `mean`,
-    `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (pixels of the padded image between those of
-    masks; null for masks of boxes), `threshold`, `queries`, and `operating_point` if there is one."""
+    `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (of masks, in pixels of the padded image; null for
+    masks of boxes), `threshold`, `queries`, and `operating_point` if there is one."""
     cfg, model = predictor.model.cfg, predictor.model
     preprocessor = cfg.model.data_preprocessor
     described = {

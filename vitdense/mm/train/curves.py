@@ -28,11 +28,8 @@ def read_scalars(work_dir: str | Path) -> list[dict]:
 
 
 def draw_curves(work_dirs: Sequence[str | Path], out_file: Path, metrics: Sequence[str] = ()) -> Path:
-    """Draw loss, learning rate and metrics of runs over iterations, in the format of the suffix of `out_file`; it.
-
-    The metrics are named as in the log; by default they are all that end with ``mAP`` or ``mIoU``. A ConfigError: a
-    folder has no record of a training, or none has the metric.
-    """
+    """Draw loss, learning rate and metrics of runs over iterations; the suffix of the file, which is returned, says the
+    format. Metrics have their names in the log; by default they are all that end with ``mAP`` or ``mIoU``."""
     runs = {str(folder): read_scalars(folder) for folder in work_dirs}
     if absent := [name for name, records in runs.items() if not records]:
         raise ConfigError(

@@ -35,7 +35,7 @@ class StepGuard(Hook):
     """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite.
 
     Before the first step it predicts and scores one image of the validation, so that no epoch is lost for its faults.
-    Losses are the means over the processes, as those of one process with all images.
+    Losses are the means over the processes, the losses of one process with all images.
     """
 
     priority = "HIGHEST"  # mmengine removes an older checkpoint, or the best, before it saves

@@ -124,7 +124,7 @@ class _CocoMixin:
         return without_doubles(content) if source.drop_doubles else content
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """As mmdet's; here mmdet looks for the truth in the samples only where no file has it."""
+        """As mmdet's, which takes the truth from the samples where there is no `Truth`, that is no file."""
         if self._coco_api is None and all(isinstance(one["img_id"], ImageId) for one in data_samples):
             self._coco_api = Truth({})
         super().process(data_batch, data_samples)

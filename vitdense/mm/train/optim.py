@@ -113,7 +113,7 @@ class EoMTOptimWrapperConstructor(LayerDecayOptimWrapperConstructor):
 
 def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:
     """Layer name and learning-rate factor of every parameter in the layers of a backbone, by ``id(parameter)``; empty
-    for a `rate` of 1. An OptionError: `rate` is below 1, and the model has no backbone of this project."""
+    for a `rate` of 1. Below 1, a model without a backbone of this project is an OptionError."""
     if rate == 1:
         return {}
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]

@@ -35,8 +35,8 @@ def place_in(loop: EpochBasedTrainLoop, batches: int) -> Place:
 
 
 def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
-    """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays. A
-    ConfigError: the images are others, or cannot be divided as the batches are now.
+    """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays. Other images,
+    or images that cannot be divided as the batches are now, are a ConfigError.
 
     Args:
         loop: With the epoch and the iteration of the checkpoint.
@@ -72,7 +72,7 @@ def _within(reason: str) -> ConfigError:
 
 
 def check_steps(runner: Any, checkpoint: Mapping) -> None:
-    """Raise a ConfigError if optimizer or schedules are not those of a checkpoint, whose states mm loads into any."""
+    """Raise a ConfigError if a checkpoint has another optimizer or other schedules; mm would load their states."""
     saved, now = checkpoint.get("optimizer"), runner.optim_wrapper
     if not isinstance(saved, Mapping) or not isinstance(now, OptimWrapper):
         return  # without an optimizer, `check_whole` says so; several are a project's own

@@ -19,9 +19,9 @@ class _Semantic(Mask2FormerHead):
 
 @MODELS.register_module()
 class EoMTSegHead(_Semantic, EoMTHead):
-    """`EoMTHead` for mmseg. Arguments: `num_classes`, `ignore_index`, the label of no mask, and those of `EoMTHead`."""
+    """`EoMTHead` for mmseg, with `num_classes` and `ignore_index`, the label of pixels that no mask has."""
 
 
 @MODELS.register_module()
 class PMTSegHead(_Semantic, PMTHead):
-    """`PMTHead` for mmseg. Arguments: `num_classes`, `ignore_index`, the label of no mask, and those of `PMTHead`."""
+    """`PMTHead` for mmseg, with `num_classes` and `ignore_index`, the label of pixels that no mask has."""
