@@ -131,7 +131,7 @@ def of_settings(content):
 SILENT = {
     *("scope of a base vitdense::...", "classes of the checkpoint", "classes of the checkpoint to test", "extensions"),
     *("work folder of a training", "names of checkpoints", "checks", "several processes", "checks of a test"),
-    "processes on CPUs",
+    *("processes on CPUs", "hooks of every run"),
 }
 
 

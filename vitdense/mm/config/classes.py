@@ -48,10 +48,15 @@ def annotation_file(dataset: dict) -> str | None:
     return os.path.join(dataset.get("data_root") or "", name) if name.endswith(".json") else None
 
 
+def _file_here(dataset: dict) -> Path | None:
+    """The same, if it is on this machine."""
+    path = Path(annotation_file(dataset) or os.sep)
+    return path if path.is_file() else None
+
+
 def _states_classes(dataset: dict) -> bool:
     """Whether the config or the annotation file of a data set names its classes, rather than its type."""
-    ann_file = annotation_file(dataset)
-    return "classes" in (dataset.get("metainfo") or {}) or (ann_file is not None and Path(ann_file).is_file())
+    return "classes" in (dataset.get("metainfo") or {}) or _file_here(dataset) is not None
 
 
 def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
@@ -59,9 +64,8 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
     given = (dataset.get("metainfo") or {}).get("classes")
     if given is not None:
         return tuple(read_text(given).splitlines() if isinstance(given, str) else given)
-    ann_file = annotation_file(dataset)
-    if ann_file is not None and Path(ann_file).is_file():
-        found = overview(Path(ann_file))
+    if file := _file_here(dataset):
+        found = overview(file)
         return found.things_first if is_panoptic(kind) else found.categories
     known = kind.METAINFO.get("classes")
     return None if known is None else tuple(known)
@@ -148,8 +152,8 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
     elif not decides and (own is None or numbers_by_file(kind) or not set(own) & set(classes)):
         return
     dataset["metainfo"] = {"palette": colours(classes), **given, "classes": classes}
-    if is_panoptic(kind) and (ann_file := annotation_file(dataset)) and Path(ann_file).is_file():
-        things = set(overview(Path(ann_file)).things)
+    if is_panoptic(kind) and (file := _file_here(dataset)):
+        things = set(overview(file).things)
         parts = {"thing_classes": things & set(classes), "stuff_classes": set(classes) - things}
         dataset["metainfo"] |= {key: tuple(name for name in classes if name in part) for key, part in parts.items()}
 

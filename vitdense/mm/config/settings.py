@@ -1,10 +1,8 @@
 """``settings``: a config's length, image size and loggers, each stated once and applied wherever a config repeats it.
 
-``settings = dict(max_epochs=12, image_size=640)`` in a config changes the loop with its learning-rate schedule, and
-every size in the pipelines. `max_iters` takes the place of `max_epochs` where the config counts iterations.
-``settings = dict(log_to=["tensorboard", "wandb"])`` adds these to the visualizer. ``settings =
-dict(normalisation="own")`` changes nothing: it says that images are normalised otherwise than the pretrained weights
-expect on purpose, which is refused without it.
+``settings = dict(max_epochs=12, image_size=640)`` changes the loop with its learning-rate schedule, and every size in
+the pipelines; ``dict(log_to=["tensorboard", "wandb"])`` adds these to the visualizer. ``dict(normalisation="own")``
+says that images are normalised otherwise than the pretrained weights expect on purpose, which is refused without it.
 """
 
 from typing import Any
