@@ -172,7 +172,7 @@ def no_downloads(tmp_path, monkeypatch):
         torch.save(of_timm(model), tmp_path / model)  # timm's files have no wrapper
         return str(tmp_path / model)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", cached)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", cached)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.chdir(tmp_path)
 

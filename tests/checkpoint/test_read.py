@@ -670,7 +670,8 @@ def refused_by_hub(status, kind):
 )
 def test_hub_that_asks_for_consent(monkeypatch, address, page, twin, status, kind):
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(status, kind))
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(status, kind))
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args, **options: None)
     with pytest.raises(CheckpointNotFoundError) as error:
         read(address)
     message = str(error.value)
@@ -683,7 +684,7 @@ def test_hub_that_asks_for_consent(monkeypatch, address, page, twin, status, kin
 
 def test_hub_that_has_no_such_file_asks_for_no_token(monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "hf_hub_download", refused_by_hub(404, "HfHubHTTPError"))
+    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(404, "HfHubHTTPError"))
     with pytest.raises(CheckpointNotFoundError) as error:
         read("hf://facebook/dinov3-vitb16-pretrain-lvd1689m/model.safetensors")
     assert "hf auth login" not in str(error.value)

@@ -248,6 +248,26 @@ def test_training_of_a_folder_of_transformers(folder):
         assert {name.rpartition(".")[2] for name in trained(model)} == {"A", "B"}
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForImageClassification"])
+def test_weights_of_other_models_of_transformers_lack_the_norms_of_backbones_alone(folder, kind):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    theirs = with_noise(getattr(transformers, kind).from_config(config)).eval()
+    theirs.save_pretrained(folder)
+    model = vitdense.create(f"hf://{folder}", pretrained=True)
+    assert all(key.startswith("trunk.hidden_states_norms.") for key in model.load_report.kept_at_init)
+    names = {key.rpartition(".")[2] for key in model.load_report.ignored}
+    assert names <= {"weight", "bias"}
+
+
+def test_a_model_of_transformers_that_is_no_backbone_is_refused(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    transformers.ViTConfig().save_pretrained(tmp_path)
+    with pytest.raises(OptionError, match="is a vit"):
+        TransformersTrunk(str(tmp_path))
+
+
 def test_a_folder_without_statistics_is_refused(folder):
     (folder / "preprocessor_config.json").write_text("{}")
     with pytest.raises(OptionError, match="mean"):

@@ -119,7 +119,7 @@ def fetch(checkpoint: str, sha256: str | None, load: Callable[[Path], dict]) -> 
         raise CheckpointNotFoundError(
             f"checkpoint {checkpoint}: got {scheme}://, expected one of {', '.join(ADDRESSES)}"
         )
-    path = _hub_file(checkpoint) if scheme else _local_file(checkpoint)
+    path = hub_file(checkpoint) if scheme else _local_file(checkpoint)
     _check_digest(path, sha256)
     return load(path)
 
@@ -186,17 +186,27 @@ def _local_file(name: str) -> Path:
     )
 
 
-def _hub_file(address: str) -> Path:
+def hub_file(address: str) -> Path:
+    """The file at an address of the Hugging Face hub, in its cache.
+
+    Raises:
+        CheckpointNotFoundError: There is no such file, or it cannot be reached; without a network at once.
+    """
     match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", address)
     if not match:
         raise CheckpointNotFoundError(
             f"checkpoint {address}: expected hf://owner/repo/path/in/repo or hf://owner/repo@revision/path/in/repo"
         )
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     repo, revision, name = match.groups()
     try:
+        cached = try_to_load_from_cache(repo, name, revision=revision)
+        if isinstance(cached, str):
+            return Path(cached)
+        # Without a network, hf_hub_download would repeat this question for half a minute, of cached files too.
+        get_hf_file_metadata(hf_hub_url(repo, name, revision=revision))
         return Path(hf_hub_download(repo, name, revision=revision))
     except (OSError, HTTPError, HFValidationError) as error:  # HTTPError: of whatever HTTP library it uses
         cause = error.__cause__ or error

@@ -21,9 +21,10 @@ from vitdense.errors import OptionError
 from vitdense.layers.blocks import pad_to_multiple
 from vitdense.models.base import Backbone, check_image
 from vitdense.models.foreign.measure import Facts, measure, parts
-from vitdense.models.foreign.rows import foreign_row, hub_errors
+from vitdense.models.foreign.rows import find_file, foreign_row, hub_errors
 from vitdense.models.vit.model import default_out_indices
 
+OUTPUT_NORMS = "hidden_states_norms."  # of a backbone of transformers, which its other models do not have
 MAY_BE_MISSING = (r".+\.lora\..+", r".+\.num_batches_tracked")
 
 
@@ -197,7 +198,11 @@ class TransformersTrunk(ForeignTrunk):
     @classmethod
     def build(cls, arch: str, in_channels: int, drop_path_rate: float) -> nn.Module:
         with hub_errors(arch) as transformers:
-            config = transformers.AutoConfig.from_pretrained(arch)
+            if (file := find_file(arch, "config.json")) is None:
+                raise ValueError("it has no config.json")
+            config = transformers.AutoConfig.from_pretrained(file.parent)
+            if not hasattr(config, "stage_names"):
+                raise ValueError(f"it is a {config.model_type}, which has none there (AutoBackbone); see timm://")
             config.out_features = [name for name in config.stage_names if name != "stem"]
             config.num_channels, config.drop_path_rate = in_channels, drop_path_rate
             return transformers.AutoBackbone.from_config(config)
@@ -226,8 +231,10 @@ class TransformersTrunk(ForeignTrunk):
         with hub_errors(self.arch):
             path = str(checkpoint).removeprefix("hf://")
             loaded, info = kind.from_pretrained(path, config=self.trunk.config, output_loading_info=True)
-        if lost := [*info["missing_keys"], *map(str, info["mismatched_keys"])]:
+        norms = sorted(key for key in info["missing_keys"] if key.startswith(OUTPUT_NORMS))  # of backbones alone
+        if lost := [*(info["missing_keys"] - {*norms}), *map(str, info["mismatched_keys"])]:
             raise CheckpointMismatchError(f"{checkpoint} does not fit {self.arch}: missing or of other sizes: {lost}")
         state = {f"trunk.{key}": x for key, x in loaded.state_dict().items()}
         self.fill(state, str(checkpoint), is_own=False)  # transformers may map the file
         self.load_report.ignored = sorted(info["unexpected_keys"])
+        self.load_report.kept_at_init = [f"trunk.{key}" for key in norms]

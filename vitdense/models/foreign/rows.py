@@ -7,7 +7,9 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from vitdense.checkpoint.errors import CheckpointNotFoundError
 from vitdense.checkpoint.formats import one_line
+from vitdense.checkpoint.read import hub_file
 from vitdense.errors import OptionError
 from vitdense.families import UNIT, Model
 
@@ -40,12 +42,8 @@ def _timm_row(name: str, arch: str) -> Model | None:
 def _transformers_row(name: str, arch: str) -> Model:
     from huggingface_hub import metadata_load
 
-    with hub_errors(arch) as transformers:
-        files = [
-            transformers.utils.cached_file(arch, file, _raise_exceptions_for_missing_entries=False)
-            for file in ("preprocessor_config.json", "README.md")
-        ]
-    steps, page = (file and Path(file) for file in files)
+    with hub_errors(arch):
+        steps, page = (find_file(arch, file) for file in ("preprocessor_config.json", "README.md"))
     steps = json.loads(steps.read_bytes()) if steps else {}
     mean, std = (steps.get(key) for key in ("image_mean", "image_std"))
     if steps.get("do_normalize") is False:
@@ -59,14 +57,34 @@ def _transformers_row(name: str, arch: str) -> Model:
     return Model(name, name, "TransformersTrunk", arch, name, licence, mean=tuple(mean), std=tuple(std))
 
 
+def find_file(arch: str, name: str) -> Path | None:
+    """A file of a folder, or of ``owner/repo`` of the hub; None: it has none of this name.
+
+    Raises:
+        CheckpointNotFoundError: See `hub_file`.
+    """
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if Path(arch).is_dir():
+        return Path(arch, name) if Path(arch, name).is_file() else None
+    try:
+        return hub_file(f"hf://{arch}/{name}")
+    except CheckpointNotFoundError as error:
+        if isinstance(error.__cause__, EntryNotFoundError):
+            return None
+        raise
+
+
 @contextmanager
 def hub_errors(arch: str) -> Iterator[ModuleType]:
-    """transformers; what it cannot find or build is one `OptionError`."""
+    """transformers; what it cannot build is one `OptionError`."""
     try:
         import transformers
     except ImportError as error:
         raise ImportError(f"{arch} is of transformers, which is not installed: pip install transformers") from error
     try:
         yield transformers
+    except CheckpointNotFoundError:
+        raise
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise OptionError(f"{arch} of transformers cannot be had as a backbone: {one_line(error)}") from error
