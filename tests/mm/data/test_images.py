@@ -1,5 +1,4 @@
 import io
-from functools import partial
 from pathlib import Path
 
 import cv2
@@ -152,8 +151,7 @@ def test_truncated_and_unreadable_files_are_named(tmp_path):
     (tmp_path / "empty.jpg").write_text("")
     names = [str(tmp_path / name) for name in ("cut.jpg", "text.jpg", "empty.jpg", "absent.jpg")]
     for whole in (True, False):
-        read = partial(read_image_file, whole=whole)
-        found, faults = examine_images(dict.fromkeys(names), None, stored=False, read=read)
+        found, faults = examine_images(dict.fromkeys(names), None, stored=False, whole=whole)
         assert [(fault.grave, len(fault.items)) for fault in faults] == [(True, 1), (True, 3)]
         assert "absent.jpg" in str(faults[0])
         assert "cut.jpg" in str(faults[1])

@@ -22,13 +22,7 @@ CHECKS = (
 
 
 def findings(cfg: Config, splits: Sequence[str], sets: Sequence[DataSet] | None = None) -> Iterator[Fault]:
-    """What all checks find.
-
-    Args:
-        cfg: The config.
-        splits: Among ``train``, ``val`` and ``test``.
-        sets: Of `data_sets`, if they are there already.
-    """
+    """What all checks find in some of ``train``, ``val`` and ``test``; `sets`: of `data_sets`, if there already."""
     sets = data_sets(cfg, splits) if sets is None else sets
     for one in CHECKS:
         yield from caught(one, cfg, sets if one in OF_DATA else splits)

@@ -25,15 +25,16 @@ from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
 from mmengine.model import is_model_wrapper
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DATASETS, init_default_scope
+from mmengine.registry import init_default_scope
 from mmengine.runner import Runner, autocast
 from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.build import build_model, explained
 from vitdense.mm.config.classes import annotation_file
-from vitdense.mm.config.query import as_list, drop_weights, find_class, leaf_datasets
+from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.config.run import in_process
 from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.data.faults import Fault
@@ -62,13 +63,13 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
         say: Gets a line: the seconds and the memory of the losses and gradients.
     """
     with TemporaryDirectory() as folder, _quiet():
+        cfg = _own_copy(cfg, Path(folder))
+        if (small := _small(cfg)) is not None:
+            with suppress(OptionError):  # which may be of the size alone: the whole size tells
+                yield from _make(small, splits, say)
+                return
         try:
-            cfg = _own_copy(cfg, Path(folder))
-            small, found = _small(cfg), None
-            if small is not None:
-                with suppress(OptionError):  # which may be of the size alone: the whole size tells
-                    found = _make(small, splits, say)
-            yield from _make(cfg, splits, say) if found is None else found
+            yield from _make(cfg, splits, say)
         except OptionError as error:
             yield Fault(str(error), grave=not isinstance(error, ShortOfMemory))
 
@@ -86,11 +87,10 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
     number = min(IMAGES, loaders["train"].batch_size or 1)
     of_size = f" of {size} pixels" if size else ""
     say(f"images: {number}{of_size}, of a batch of {loaders['train'].batch_size}: {seconds:.2g} s{_peak_memory()}")
-    for module in options_of("check"):
-        if hasattr(module, "look"):
-            looked = copy_of(loaders["train"].dataset)
-            with _parts(_steps(looked, "train_dataloader"), "train_dataloader"):
-                warnings += module.look(looked, "train_dataloader.dataset")
+    for module in (module for module in options_of("check") if hasattr(module, "look")):
+        looked = copy_of(loaders["train"].dataset)
+        with _parts(_steps(looked, "train_dataloader"), "train_dataloader"):
+            warnings += module.look(looked, "train_dataloader.dataset")
     if "val" in loaders:
         with explained(cfg):
             evaluator = Evaluator(as_list(cfg.val_evaluator))
@@ -148,14 +148,12 @@ def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: b
 
 
 def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
-    """Compute a metric, which then is as it was."""
     before = dict(vars(metric))
     with _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # means of nothing
         metric.process(batch, samples)
         metric.evaluate(len(samples))
-    vars(metric).clear()
-    vars(metric).update(before)
+    metric.__dict__ = before
 
 
 def copy_of(dataset: Any) -> Any:
@@ -249,29 +247,24 @@ def _own_copy(cfg: Config, folder: Path) -> Config:
     init_default_scope(cfg.get("default_scope", "mmdet"))
     cfg = copy.deepcopy(cfg)
     drop_weights(cfg.model)
-    for split in ("train", "val"):
-        for dataset in leaf_datasets((cfg.get(f"{split}_dataloader") or {}).get("dataset", {"type": None})):
-            kind = find_class(DATASETS, dataset["type"], cfg)
-            if getattr(kind, "drawn_on_demand", False) and not Path(dataset["data_root"]).exists():
-                file = annotation_file(dataset)
-                dataset.data_root = str(folder / "drawn")
-                dataset.draw = {**dataset.get("draw", {}), "num_train": IMAGES, "num_val": 1}
-                for metric in as_list(cfg.get("val_evaluator")) if split == "val" else ():
-                    if metric.get("ann_file") == file:
-                        metric.ann_file = annotation_file(dataset)
+    for one in (one for one in data_sets(cfg, ("train", "val")) if one.is_drawn and not Path(one.root).exists()):
+        one.dataset.data_root = str(folder / "drawn")
+        one.dataset.draw = {**one.dataset.get("draw", {}), "num_train": IMAGES, "num_val": 1}
+        for metric in as_list(cfg.get("val_evaluator")) if one.name == "val" else ():
+            if one.file is not None and metric.get("ann_file") == one.file:
+                metric.ann_file = annotation_file(one.dataset)
     return cfg
 
 
 def _peak_memory() -> str:
-    """Of the GPU or, on Linux, of the process; empty where the system does not say it."""
-    peak = 0
+    """Of the GPU, or of the process on Linux."""
     if get_device() == "cuda":
-        peak = torch.cuda.max_memory_allocated()
-    elif sys.platform == "linux":
-        import resource  # Unix has it
+        return f" and {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
+    if sys.platform != "linux":
+        return ""
+    import resource  # Unix has it
 
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f" and {peak / 2**30:.1f} GiB" if peak else ""
+    return f" and {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
 
 
 def _small(cfg: Config) -> Config | None:

@@ -48,7 +48,6 @@ def channels(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
 
 
 def _channels_of_head(name: str, head: Mapping, source: str, channels: Sequence[int]) -> Iterator[Fault]:
-    """The channels of a head of mmseg, which takes the maps `in_index`."""
     wanted = head.get("in_channels")
     if wanted is None:
         return

@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from mmengine.config import Config
@@ -19,14 +19,7 @@ from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
 from vitdense.mm.data.coco import DOUBLES, parse, read_coco, used
 from vitdense.mm.data.faults import Fault, Samples, Size
-from vitdense.mm.data.images import (
-    FILES_READ,
-    ImageFile,
-    describe_images,
-    examine_images,
-    keeps_orientation,
-    read_image_file,
-)
+from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, examine_images, keeps_orientation
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.data.voc import read_voc
@@ -139,12 +132,12 @@ class DataSet:
     @property
     def absent(self) -> list[str]:
         """Classes of which it has nothing."""
-        return [name for name, number in self.counts.items() if not number]
+        held = self.samples.counts or self.counts
+        return [name for name in self.classes if not held.get(name)]
 
     def images(self, whole: bool = True) -> tuple[list[ImageFile], list[Fault]]:
         """Its image files, see `examine_images`; faults are warnings where a training skips what it cannot read."""
-        read = partial(read_image_file, whole=whole)
-        found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, read)
+        found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, whole)
         skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
         return found, [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in faults]
 
@@ -253,10 +246,6 @@ class PanopticSet(AnnotatedSet):
 
     def read(self) -> Samples:
         return read_panoptic(Path(self.file), self.segments, self.number)
-
-    @property
-    def absent(self) -> list[str]:
-        return [name for name in self.classes if not self.samples.counts.get(name)]
 
     @property
     def counts(self) -> Mapping[str, float]:

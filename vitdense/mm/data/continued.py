@@ -12,12 +12,7 @@ GIVEN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_l
 
 
 class ContinuedLoader:
-    """A data loader whose first pass leaves out its first batches, without loading them.
-
-    Args:
-        loader: The data loader.
-        seen: Number of batches.
-    """
+    """A data loader whose first pass leaves out its first batches, `seen` of them, without loading them."""
 
     def __init__(self, loader: DataLoader, seen: int) -> None:
         self.loader, self.seen = loader, seen
@@ -37,8 +32,6 @@ class ContinuedLoader:
 
 
 class _Rest:
-    """A batch sampler from batch `seen` on."""
-
     def __init__(self, batches: Iterable, seen: int) -> None:
         self.batches, self.seen = batches, seen
 

@@ -33,12 +33,7 @@ NOT_OF_ROWS = ("pipeline", "max_refetch", "data_list")  # attributes of a data s
 
 
 class ByName:
-    """Mixin for a reader: the ids of categories have the order of the names that are asked for, not of the file.
-
-    Args:
-        annotation_file: The file.
-        drop_doubles: See `CocoDataset`.
-    """
+    """Mixin for a reader: the ids of categories have the order of the names that are asked for, not of the file."""
 
     by_name = True  # read by the checks
 
@@ -54,18 +49,17 @@ class ByName:
         self.img_ann_map, self.cat_img_map = self.imgToAnns, self.catToImgs
 
     def getCatIds(self, catNms: Sequence[str] = (), supNms: Any = (), catIds: Any = ()) -> list[int]:
-        """As pycocotools', for names: see `category_ids`."""
         if not len(catNms):
             return super().getCatIds(catNms, supNms, catIds)
         return category_ids(catNms, list(self.cats.values()))
 
 
 class NamedCOCO(ByName, COCO):
-    """Boxes and masks."""
+    pass
 
 
 class NamedPanoptic(ByName, COCOPanoptic):
-    """Segments."""
+    pass
 
 
 class Kept:
@@ -99,13 +93,12 @@ class Kept:
 
     def _map(self, file: Path, of: str) -> bool:
         """Take rows that are kept, but not those of another user: mmengine unpickles them."""
-        is_own = file.exists() and (not hasattr(os, "getuid") or file.stat().st_uid == os.getuid())  # Windows has none
+        if not file.exists() or (hasattr(os, "getuid") and file.stat().st_uid != os.getuid()):  # Windows has none
+            return False
         try:
-            found = read_tensors(file, of) if is_own else None
+            found = read_tensors(file, of)
         except ConfigError as error:
             print_log(f"{error}; the annotations are read again", "current")
-            found = None
-        if found is None:
             return False
         with suppress(OSError):  # when it was used, for `evict`
             os.utime(file)
@@ -167,11 +160,11 @@ class PanopticDataset(Kept, mmdet.datasets.CocoPanopticDataset):
         file = Path(options.get("data_root") or "", ann_file)
         classes = (metainfo or {}).get("classes")
         if ann_file and file.is_file():
-            things = set(overview(file).things)
-            names = tuple(classes or overview(file).things_first)
-            parts = {"thing_classes": tuple(n for n in names if n in things)}
-            parts |= {"stuff_classes": tuple(n for n in names if n not in things)}
-            metainfo = {"classes": parts["thing_classes"] + parts["stuff_classes"], **parts, **(metainfo or {})}
+            names, known = classes or overview(file).categories, set(overview(file).things)
+            things = tuple(name for name in names if name in known)
+            stuff = tuple(name for name in names if name not in known)
+            own = {"classes": things + stuff, "thing_classes": things, "stuff_classes": stuff}
+            metainfo = {**own, **(metainfo or {})}
         super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
 
     def parse_data_info(self, raw_data_info: dict) -> dict:

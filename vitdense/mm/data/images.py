@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -221,10 +222,7 @@ def in_threads(function: Callable[[Item], Any], items: Sequence[Item], words: st
 
 
 def examine_images(
-    sizes: Mapping[str, tuple[int, int] | None],
-    number: int | None,
-    stored: bool,
-    read: Callable[[str], ImageFile] = read_image_file,
+    sizes: Mapping[str, tuple[int, int] | None], number: int | None, stored: bool, whole: bool = True
 ) -> tuple[list[ImageFile], list[Fault]]:
     """Look for image files, and read some: those that can be read, and what is wrong.
 
@@ -232,12 +230,12 @@ def examine_images(
         sizes: Paths, and the annotated width and height of each, if it has one.
         number: Files to read, evenly spaced; None: all.
         stored: Images are loaded as stored, not turned by their EXIF orientation.
-        read: Reads one.
+        whole: See `read_image_file`.
     """
     absent = {path for path in sizes if not os.path.isfile(path)}
     fix = "a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
-    found = in_threads(read, evenly_spaced([path for path in sizes if path not in absent], number), "images")
-    faults = Faults()
+    chosen, faults = evenly_spaced([path for path in sizes if path not in absent], number), Faults()
+    found = in_threads(partial(read_image_file, whole=whole), chosen, "images")
     faults.add("image files do not exist", *sorted(absent), fix=fix, total=len(sizes))
     for file in found:
         annotated = sizes[file.path]

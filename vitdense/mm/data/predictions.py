@@ -84,7 +84,6 @@ class CocoPredictions:
 
     @property
     def images(self) -> list[dict]:
-        """Rows of the images."""
         rows, new_ids = [], (i for i in itertools.count(1) if i not in self.used_ids)
         for image, ((height, width), *_) in self.found.items():
             known = self.known_images.get(_locate(image))
@@ -94,7 +93,6 @@ class CocoPredictions:
         return rows
 
     def annotations(self, images: Sequence[Mapping]) -> Iterator[dict]:
-        """Rows of the detections in `images`."""
         number = itertools.count(1)
         for image, found in zip(images, self.found.values()):
             for one in json.loads(zlib.decompress(found.packed)):
@@ -119,8 +117,7 @@ class CocoPredictions:
 
 
 def as_annotation(one: dict) -> dict:
-    """A detection as an annotation: keypoints, if it has some, are visible from a score of `SCORE` on, others not
-    labelled."""
+    """A detection as an annotation: keypoints are visible from a score of `SCORE` on, others not labelled."""
     if "keypoints" not in one:
         return one
     flags = [2 * (score >= SCORE) for score in one["keypoints"][2::3]]

@@ -46,10 +46,7 @@ class SeededList(list):
 
 
 def seed_everything(*keys: int) -> int:
-    """Seed Python, numpy and torch from a tuple of non-negative ints, and return the seed.
-
-    Different tuples give independent streams.
-    """
+    """Seed Python, numpy and torch from non-negative ints, others with other streams; returns the seed."""
     seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)

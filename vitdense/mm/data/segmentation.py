@@ -40,7 +40,6 @@ class SegDataset(BaseSegDataset):
         super().__init__(*args, **kwargs)
 
     def get_label_map(self, new_classes: Sequence[str]) -> dict[int, int]:
-        """The label of every value."""
         return label_map(self.values, new_classes, self.ignore_index)
 
 

@@ -48,24 +48,15 @@ class LoadImage(LoadImageFromFile):
     Args:
         skip_unreadable: Skip an image that cannot be read with a warning: mmengine draws another sample instead. For
             training only.
-        to_float32, color_type, imdecode_backend, backend_args: See mmcv's class.
+        to_float32, **options: See mmcv's class.
 
     Raises:
         ConfigError: In `transform`: an image is missing, unreadable or truncated, or of another size than annotated.
     """
 
-    def __init__(
-        self,
-        skip_unreadable: bool = False,
-        to_float32: bool = False,
-        color_type: str = "color",
-        imdecode_backend: str = "cv2",
-        *,
-        backend_args: dict | None = None,
-    ) -> None:
-        super().__init__(to_float32, color_type, imdecode_backend, backend_args=backend_args)
-        self.skip_unreadable = skip_unreadable
-        self.skipped = 0
+    def __init__(self, skip_unreadable: bool = False, to_float32: bool = False, **options: Any) -> None:
+        super().__init__(to_float32, **options)
+        self.skip_unreadable, self.skipped = skip_unreadable, 0
 
     def transform(self, results: dict) -> dict | None:
         path = results["img_path"]
@@ -78,10 +69,8 @@ class LoadImage(LoadImageFromFile):
         except Exception as error:  # decoders have no error in common
             reason = f"image {path} cannot be used ({type(error).__name__}: {str(error).strip()})"
             if not self.skip_unreadable:
-                raise ConfigError(
-                    f"{reason}; replace it, or set skip_unreadable=True of vitdense.LoadImage in the training pipeline "
-                    f"to train without such images"
-                ) from error
+                option = "skip_unreadable=True of vitdense.LoadImage in the training pipeline"
+                raise ConfigError(f"{reason}; replace it, or set {option} to train without such images") from error
             self.skipped += 1
             print_log(f"{reason}; skipped, {self.skipped} so far in this process", "current", logging.WARNING)
             return None

@@ -11,13 +11,9 @@ from vitdense.mm.data.faults import Faults, Samples
 
 
 def read_voc(built: BaseDataset) -> Samples:
-    """Read the XML files of a data set, each by the data set itself.
+    """Read the XML files of an `XMLDataset` with ``lazy_init``, each by the data set itself.
 
-    Args:
-        built: An `XMLDataset`, with ``lazy_init``.
-
-    Returns:
-        Counts are of the objects that training learns; objects of other names than its classes are under their names.
+    Counts are of the objects that training learns; objects of other names than its classes are under their names.
     """
     classes, counts, sizes, faults, difficult = built.metainfo["classes"], Counter(), {}, Faults(), 0
     built.cat2label = {name: label for label, name in enumerate(classes)}
