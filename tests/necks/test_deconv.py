@@ -2,7 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-from vitdense import ViT
 from vitdense.flops import macs, num_params
 from vitdense.necks import DeconvPyramid
 from vitdense.necks.deconv import DESIGNS
@@ -140,21 +139,3 @@ def test_invalid_maps_are_refused():
         neck([x[:, :16]])
     with pytest.raises(ValueError, match=r"got a tuple, expected maps .*output_cls_token False"):
         neck([(x, x[:, :, 0, 0])])
-
-
-def test_it_feeds_mmdets_fpn_by_a_list_of_necks():
-    pytest.importorskip("mmdet")
-    from mmdet.registry import MODELS
-    from mmengine.registry import init_default_scope
-
-    init_default_scope("mmdet")
-    neck = MODELS.build(
-        [
-            {"type": "vitdense.DeconvPyramid", "in_channels": [32] * 4, "design": "light"},
-            {"type": "FPN", "in_channels": [32] * 4, "out_channels": 16, "num_outs": 5},
-        ]
-    ).eval()
-    arch = {"embed_dims": 32, "depth": 4, "num_heads": 2}
-    with torch.no_grad():
-        outs = neck(ViT(arch, pretrain_img_size=64).eval()(torch.randn(1, 3, 70, 100)))
-    assert [tuple(out.shape[1:]) for out in outs] == [(16, 20, 28), (16, 10, 14), (16, 5, 7), (16, 3, 4), (16, 2, 2)]

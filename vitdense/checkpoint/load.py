@@ -1,13 +1,11 @@
 """Load exactly or raise: read, detect the scheme, rename, resize, check, and only then change the model."""
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitdense.checkpoint.detect import WRAPPERS, Match, detect, entries, refuse_omitted, unwrap
@@ -346,16 +344,6 @@ def _are_differences(trunk: Match, source: str) -> bool:
             f"of DINOv3; give the file as its training or its authors saved it"
         )
     return False
-
-
-def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors with their names, data types and shapes."""
-    digest = hashlib.sha256()
-    for key in sorted(tensors):
-        value = tensors[key].cpu().contiguous()
-        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:

@@ -22,7 +22,6 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.data import DataLoader
 
 import vitdense
-from vitdense.checkpoint.load import tensors_sha256
 from vitdense.extensions.features.map_store import Maps, MapStore, readable, stacked
 from vitdense.mm.checks import dry_step
 from vitdense.mm.data.images import evenly_spaced
@@ -85,6 +84,16 @@ class CachedTrunk(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """As the trunk's."""
         return self.cache.maps(x, self.training, super().forward)
+
+
+def tensors_sha256(tensors: dict[str, Tensor]) -> str:
+    """SHA-256 of tensors with their names, data types and shapes."""
+    digest = hashlib.sha256()
+    for key in sorted(tensors):
+        value = tensors[key].cpu().contiguous()
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def input_sha256(image: Tensor) -> str:

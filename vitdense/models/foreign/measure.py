@@ -10,8 +10,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from vitdense.checkpoint.formats import one_line
 from vitdense.errors import OptionError
 
-# Of images (h, w) in pixels: one stride alone of those up to 32 explains the maps, also where some sizes round down.
-SIZES = ((500, 375), (737, 1001))
+# Of images (h, w) in pixels: one of these strides alone explains the maps, also where some sizes round down.
+SIZES, STRIDES = ((500, 375), (737, 1001)), (*range(1, 33), 64)
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,13 @@ def measure(
     maps: Callable[[nn.Module, Tensor], Sequence[Tensor]],
     in_channels: int,
     multiples: Iterable[int],
-    strides: Sequence[int] | None = None,
 ) -> Facts:
     """The facts of a trunk on the meta device, in eval mode.
 
     Args:
         name, in_channels: Of the trunk.
         maps: All outputs ``[B, C_i, H_i, W_i]`` of a trunk and images ``[B, in_channels, H, W]``.
-        multiples: Tried in turn.
-        strides: Of the outputs, by its own word; None where it says none.
-
-    Raises:
-        OptionError: At no multiple it takes images of `SIZES`, with maps that have these strides.
+        multiples: Tried in turn; an `OptionError` if at none it takes images of `SIZES`, with maps of a stride each.
     """
     names, refused = {module: name for name, module in trunk.named_modules()}, ""
     for multiple in multiples:
@@ -56,12 +51,11 @@ def measure(
             refused = f"with images of {images[0]} pixels, {type(error).__name__}: {one_line(error)}"
             continue
         sizes = [[tuple(x.shape[2:]) for x in outs] for outs in zip(*passes)]  # of every output
-        found = strides or [next((s for s in range(1, 33) if _sizes(images, s) == of), 1) for of in sizes]
-        if sizes and sizes == [_sizes(images, stride) for stride in found]:
+        strides = tuple(next((s for s in STRIDES if _sizes(images, s) == of), None) for of in sizes)
+        if strides and None not in strides:
             channels = tuple(x.shape[1] for x in passes[0])
-            return Facts(channels, tuple(found), multiple, _stages(trunk, passes[0]), frozenset(called))
-        shapes = [size for size, _ in sizes]
-        refused = f"no strides, stated {strides}, explain its maps {shapes} of images of {images[0]} pixels"
+            return Facts(channels, strides, multiple, _stages(trunk, passes[0]), frozenset(called))
+        refused = f"no strides explain its maps {[size for size, _ in sizes]} of images of {images[0]} pixels"
     raise OptionError(f"{name} is no trunk for images of any size: {refused}")
 
 

@@ -37,8 +37,8 @@ class ForeignTrunk(Backbone):
     Arguments not listed here: see `Backbone`.
 
     A subclass has `build`, which makes the trunk; `maps`, all its outputs ``[B, C_i, H_i, W_i]`` or those of some
-    indices; `scales`, the numbers of pixels that sides may have to be multiples of, and its strides by its own word,
-    if it says them; and `recompute`, which turns activation checkpointing on.
+    indices; `multiples`, the numbers of pixels that sides may have to be multiples of; and `recompute`, which turns
+    activation checkpointing on.
 
     Args:
         arch: Its name.
@@ -138,7 +138,7 @@ class ForeignTrunk(Backbone):
 def _facts(kind: type[ForeignTrunk], arch: str, in_channels: int) -> Facts:
     with torch.device("meta"):
         trunk = kind.build(arch, in_channels, 0.0).eval()
-    return measure(arch, trunk, kind.maps, in_channels, *kind.scales(trunk))
+    return measure(arch, trunk, kind.maps, in_channels, kind.multiples(trunk))
 
 
 class TimmTrunk(ForeignTrunk):
@@ -158,9 +158,9 @@ class TimmTrunk(ForeignTrunk):
         return trunk.forward_intermediates(x, indices, stop_early=True, intermediates_only=True, output_fmt="NCHW")
 
     @classmethod
-    def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], Sequence[int]]:
-        strides = [row["reduction"] for row in trunk.feature_info]
-        return (1, max(strides), 2 * max(strides), trunk.pretrained_cfg["input_size"][-1]), strides
+    def multiples(cls, trunk: nn.Module) -> Sequence[int]:
+        stride = max(row["reduction"] for row in trunk.feature_info)
+        return 1, stride, 2 * stride, trunk.pretrained_cfg["input_size"][-1]
 
     def recompute(self) -> None:
         try:
@@ -180,7 +180,6 @@ class TimmTrunk(ForeignTrunk):
 
 @cache
 def _timm_arguments(arch: str) -> frozenset[str]:
-    """Arguments of the class of a model of timm."""
     if not timm.is_model(arch):
         raise OptionError(f"arch: got {arch!r}, no model of timm {timm.__version__}; timm.list_models() lists them")
     with torch.device("meta"):
@@ -213,9 +212,9 @@ class TransformersTrunk(ForeignTrunk):
         return maps if indices is None else [maps[i] for i in indices]
 
     @classmethod
-    def scales(cls, trunk: nn.Module) -> tuple[Sequence[int], None]:
+    def multiples(cls, trunk: nn.Module) -> Sequence[int]:
         patch = getattr(trunk.config, "patch_size", 1)
-        return (1, max(patch) if isinstance(patch, Sequence) else patch, 32), None
+        return 1, max(patch) if isinstance(patch, Sequence) else patch, 32
 
     def recompute(self) -> None:
         if not self.trunk.supports_gradient_checkpointing:
