@@ -51,7 +51,6 @@ class Output:
     keypoints: np.ndarray | None = field(default=None, repr=False)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all fields have the same values."""
         if type(other) is not type(self):
             return NotImplemented
         return all(np.array_equal(value, getattr(other, name)) for name, value in vars(self).items())

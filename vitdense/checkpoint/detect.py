@@ -206,7 +206,6 @@ def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str 
 
 
 def _tried(state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None) -> list[Match]:
-    """Every family, scheme and prefix to try."""
     starts = ("", *PREFIXES)
     if prefix is not None:
         starts = (prefix if prefix.endswith(".") or not prefix else f"{prefix}.",)

@@ -81,7 +81,6 @@ def place(saved: dict, device: Any) -> dict:
 
 
 def _kind(path: Path) -> str:
-    """``torch``, ``safetensors`` or ``pickle``."""
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"PK") or TORCH_MAGIC in head:

@@ -59,20 +59,17 @@ def _dims(value: ir.Value) -> list[int | str | None]:
 
 
 def _constant(value: ir.Value | None) -> np.ndarray | None:
-    """The numbers of a value that is a constant."""
     tensor = None if value is None else get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
 def _insert(before: ir.Node, kind: str, *inputs: ir.Value) -> ir.Value:
-    """The result of a new node."""
     node = ir.node(kind, inputs)
     before.graph.insert_before(before, node)
     return node.outputs[0]
 
 
 def _numbers(before: ir.Node, numbers: Sequence[int]) -> ir.Value:
-    """A constant as a new node."""
     node = ir.node("Constant", [], {"value_ints": list(numbers)})
     before.graph.insert_before(before, node)
     return node.outputs[0]

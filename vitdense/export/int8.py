@@ -12,8 +12,6 @@ LAYERS = ["Conv", "MatMul", "Gemm"]
 
 
 class _Batches(CalibrationDataReader):
-    """Images for onnxruntime's calibration."""
-
     def __init__(self, images: Iterable[np.ndarray]) -> None:
         self.images = iter(images)
 

@@ -180,7 +180,6 @@ def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
 
 
 def _postprocess(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
-    """From the output ``found`` of a program, boxes or logits, to what is in the photo."""
     (dims,) = (out.type.tensor_type.shape.dim for out in program.graph.output if out.name == "found")
     if len(dims) == 3:
         return _part(in_photo, "after/", FLOAT["B", "N", 4])
@@ -189,7 +188,6 @@ def _postprocess(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
 
 
 def _part(function: OnnxFunction, prefix: str, *outputs: TensorType) -> ModelProto:
-    """A function as a model of one graph, whose own names have a prefix."""
     model = inliner.inline_local_functions(function.to_model_proto(output_types=outputs))
     del model.opset_import[1:]  # the domain of functions
     del model.graph.value_info[:]  # has no types
@@ -197,7 +195,6 @@ def _part(function: OnnxFunction, prefix: str, *outputs: TensorType) -> ModelPro
 
 
 def _rename(graph: GraphProto, old: str, new: str) -> None:
-    """Rename a tensor of a graph without branches."""
     for node in graph.node:
         node.input[:] = [new if name == old else name for name in node.input]
         node.output[:] = [new if name == old else name for name in node.output]

@@ -160,8 +160,7 @@ def masked_bias(bias: Tensor | None, windows: Windows) -> Tensor:
 
 
 def _heads(qkv: Tensor) -> list[Tensor]:
-    """``[n, N, 3, heads, d]`` to queries, keys and values ``[n, heads, N, d]`` each."""
-    return [x.transpose(1, 2) for x in qkv.unbind(2)]
+    return [x.transpose(1, 2) for x in qkv.unbind(2)]  # [n, heads, N, d] each
 
 
 def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Tensor:
@@ -180,7 +179,6 @@ def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float |
 
 
 def _to_tokens(x: Tensor) -> Tensor:
-    """``[B, heads, N, d]`` to ``[B, N, heads d]``: a view of what fused attention returns."""
     return x.transpose(1, 2).flatten(2)  # [B, N, heads*d]
 
 
@@ -200,7 +198,6 @@ def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
 
 
 def _queries_and_keys(qkv: Tensor, scale: Tensor) -> Tensor:
-    """View ``[n, 2, heads, d]`` of ``[n, 3 heads d]``."""
     return qkv.unflatten(-1, (3, scale.shape[1], -1))[:, :2]  # [n, 2, heads, d]
 
 

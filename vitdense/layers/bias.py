@@ -25,8 +25,6 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
 
 
 class _WindowBias(FormulaBuffers):
-    """A bias of all pairs of tokens in a window."""
-
     window: tuple[int, int]
     index: Tensor  # row of the table of every pair, [N * align(N)], int32: rows of keys are filled up with the last one
 

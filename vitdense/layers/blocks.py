@@ -54,7 +54,6 @@ class DropPath(nn.Module):
         return x * kept
 
     def extra_repr(self) -> str:
-        """What `print` shows of it."""
         return f"drop_prob={self.drop_prob:.3f}"
 
 

@@ -55,10 +55,8 @@ class AbsolutePosition(nn.Module):
 
 
 def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
-    """What DINOv2 adds to the size of a map ``[B, h, w, C]`` that differs from the grid: a tenth of a token.
-
-    A program for all sizes finds out while it runs whether the map has another size.
-    """
+    """What DINOv2 adds to the size of a map ``[B, h, w, C]`` that differs from the grid: a tenth of a token. A program
+    for all sizes finds out while it runs."""
     if not torch.compiler.is_compiling():
         return 0.1
     sizes = [torch.arange(n, device=x.device)[-1:] + 1 for n in x.shape[1:3]]  # [1] each: nothing asks for a value
@@ -69,11 +67,8 @@ def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
 def _resize_weights(
     length: int, old: int, rule: str, added: float | Tensor, wide: torch.dtype, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The resize ``[length, old]`` of the rows, or columns, of a grid by a rule other than ``'bicubic'``, in the dtype
-    `wide`.
-
-    Nothing asks for the value of a size, so that one exported program serves all.
-    """
+    """The resize ``[length, old]`` of an axis of a grid by a rule other than ``'bicubic'``. Nothing asks for the value
+    of a size, so that one exported program serves all."""
     place = torch.arange(length, device=device, dtype=wide)  # [length]
     weights = {
         "dinov2": _bicubic_weights,
@@ -87,7 +82,6 @@ def _resize_weights(
 
 
 def _cubic(x: Tensor, a: float) -> Tensor:
-    """Keys' cubic convolution kernel."""
     x = x.abs()
     near, far = ((a + 2) * x - (a + 3)) * x * x + 1, ((x - 5) * x + 8) * x * a - 4 * a
     return torch.where(x <= 1, near, torch.where(x < 2, far, 0))

@@ -259,7 +259,6 @@ class Backbone(Module):
             self.unloaded_warning.remove()
 
     def _names_weights(self) -> bool:
-        """Whether `init_cfg` has weights to load."""
         cfgs = self.init_cfg if isinstance(self.init_cfg, (list, tuple)) else [self.init_cfg]
         return any(cfg and cfg.get("type") == "Pretrained" for cfg in cfgs)
 
@@ -399,15 +398,8 @@ class Backbone(Module):
     def init_weights(self) -> None:
         """Load ``init_cfg=dict(type='Pretrained', checkpoint=...)`` or ``init_cfg='...'`` exactly, or raise.
 
-        `checkpoint` is a file, an address or a name of the model table. `init_cfg` may also hold the other arguments of
-        `load_pretrained`: `prefix`, `scheme`, `resize`, `sha256`, `allow_pickle`, `keep_classifier`, `map_location`,
-        `channels`.
-        Without `init_cfg` the weights stay as the constructor made them (truncated normal, std 0.02).
-
-        Raises:
-            CheckpointNotFoundError: There is no such file.
-            CheckpointMismatchError: The file is not, key by key, a checkpoint of this backbone.
-            ValueError: Others in a list initialise weights too.
+        `init_cfg` may hold the other arguments of `load_pretrained` too, which says what raises. Without `init_cfg` the
+        weights stay as the constructor made them (truncated normal, std 0.02).
         """
         if not self._names_weights():
             super().init_weights()

@@ -122,7 +122,6 @@ class MaxPool(nn.Module):
 
 
 def _level(dim: int, step: int, design: Design) -> nn.Module:
-    """The layers of one level; see `STEPS`."""
     if step < 0:
         return MaxPool()
     layers: list[nn.Module] = []

@@ -28,13 +28,8 @@ def _arguments(
     sizes: Mapping[str, int],
     modulation: tuple[Tensor, Tensor, torch.Size] | None = None,
 ) -> list:
-    """The arguments of torchvision's op: five tensors, the geometry, and whether samples have factors.
-
-    Args:
-        input, weight, offset: See `deform_conv_forward`.
-        sizes: The numbers of mmcv, by name.
-        modulation: Of version 2, the mask, the bias and the size of the output map; see `_as_output_map`.
-    """
+    """The arguments of torchvision's op, from mmcv's numbers by name. `modulation` is that of version 2: the mask, the
+    bias and the size of the output map."""
     if modulation is None:
         names = ("dH", "dW", "padH", "padW", "dilationH", "dilationW", "group", "deformable_group")
         mask, bias = input.new_zeros(len(input), 1), input.new_zeros(len(weight))
@@ -205,7 +200,6 @@ def _levels(shapes: Tensor, starts: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _maps(value: Tensor, levels: Sequence[tuple[int, int, int]]) -> list[Tensor]:
-    """The levels of the value, [B, h, w, heads, dim] each."""
     return [value[:, start : start + h * w].unflatten(1, (h, w)) for h, w, start in levels]
 
 

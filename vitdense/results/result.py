@@ -137,7 +137,6 @@ class Result(Output):
         return supervision.Detections(self.boxes, data={"class_name": names}, **options)
 
     def _need(self, name: str, method: str) -> None:
-        """Raise if a field is absent."""
         if getattr(self, name) is None:
             has = [
                 f".{key}" for key, value in vars(self).items() if value is not None and key in Output.__annotations__

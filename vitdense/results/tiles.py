@@ -74,7 +74,6 @@ def detect(
 
 
 def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> Result:
-    """Detections of a tile, in places of the image."""
     from pycocotools import mask as rle
 
     found = found if isinstance(found, Output) else Output(*found)
@@ -175,8 +174,6 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
 
 
 class _Comparison:
-    """Which detections are the same object."""
-
     def __init__(self, found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> None:
         self.boxes, self.rle, self.size = found.boxes, found.rle, size
         self.tile_of, self.tiles = tile_of, tiles[tile_of]  # [N, 4]
@@ -221,7 +218,6 @@ class _Comparison:
 
 
 def _common(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What a box [4] and boxes [..., 4] have in common: upper left and lower right corners, [..., 2] each."""
     return np.maximum(box[:2], boxes[..., :2]), np.minimum(box[2:], boxes[..., 2:])
 
 

@@ -8,7 +8,6 @@ _CHANNELS_LAST = Transform(lambda x: x.permute(0, 2, 3, 1), lambda x: x.permute(
 
 
 def _trunk(proj: str = "proj", norm: str = "norm", fc1: str = "mlp.fc1", fc2: str = "mlp.fc2") -> tuple[Rule, ...]:
-    """The trunk, with these names of layers."""
     block = {"attn.qkv": "attn.qkv", "attn.proj": "attn.proj", "proj": "proj", fc1: "mlp.fc1", fc2: "mlp.fc2"}
     block |= {f"{norm}{i}": f"norm{i}" for i in (1, 2)}
     return (

@@ -14,7 +14,6 @@ NO_TIME = Transform(lambda x: x.squeeze(2) if x.ndim == 5 else x, lambda x: x)  
 
 
 def _attention_width(state: Mapping[str, Tensor], block: str) -> int:
-    """Channels of the attention of the block with this path."""
     key = f"{block}attn.qkv.weight"
     if key not in state or state[key].ndim != 2:
         raise CheckpointMismatchError(f"expected a matrix {key}: its shape shows which stage the block belongs to")
@@ -69,7 +68,6 @@ SKIP_BY_BRANCH = Layout(one_skip, skip_by_branch)
 
 
 def _trunk(block: str, skips: tuple[str, ...] = ("proj",), proj: str = "patch_embed.proj") -> tuple[Rule, ...]:
-    """Patch embedding and blocks; `block` is the path of a block."""
     plain = ("norm1.*", "norm2.*", "mlp.*", "attn.qkv.*", "attn.proj.*", *(f"attn.norm_{x}.*" for x in "qkv"))
     return (
         Rule(f"{proj}.weight", "patch_embed.proj.weight", NO_TIME),

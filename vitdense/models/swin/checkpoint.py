@@ -154,7 +154,6 @@ def mm_trunk(attention: tuple[Rule, ...], merging: tuple[Rule, ...]) -> tuple[Ru
 
 
 def _attention(path: str, index: Transform | None = None) -> tuple[Rule, ...]:
-    """Window attention; `path` is its path."""
     ours = "stages.{i}.blocks.{j}.attn."
     return (
         Rule(f"{path}qkv.*", f"{ours}qkv.*"),

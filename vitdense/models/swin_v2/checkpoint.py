@@ -28,7 +28,6 @@ NO_KEY_BIAS = Transform(
 
 
 def _attention(path: str, index: Transform | None = None, joint_bias: bool = False) -> tuple[Rule, ...]:
-    """Window attention; `path` is its path."""
     ours = "stages.{i}.blocks.{j}.attn."
     q, v = f"{ours}q_bias", f"{ours}v_bias"
     separate = (Rule(f"{path}q_bias", q), Rule(f"{path}v_bias", v))

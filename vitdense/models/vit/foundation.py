@@ -23,7 +23,6 @@ from vitdense.checkpoint.schemes import (
 
 
 def _join(parts: int) -> Transform:
-    """Separate tensors of a scheme, concatenated along the first axis."""
     return Transform(lambda *x: torch.cat(x), lambda x: x.chunk(parts))
 
 

@@ -9,7 +9,6 @@ _OURS = same("mask_probabilities", *(f"predictor.{name}" for name in _PREDICTOR)
 
 
 def _authors(path: str) -> tuple[Rule, ...]:
-    """Queries and what predicts from them, at `path`."""
     return (
         *(Rule(f"{path}{name}", f"predictor.{name}") for name in _PREDICTOR[1:]),
         Rule(f"{path}q.weight", "predictor.queries.weight"),

@@ -67,7 +67,6 @@ AT = "decoder.layers.{i}."
 
 
 def _head(path: str, references: str) -> tuple[Rule, ...]:
-    """What both have outside of the decoder's layers, at `path`."""
     return (
         *(Rule(f"{references}.weight", "references.weight"), Rule("query_feat.weight", "queries.weight")),
         *(Rule("class_embed.*", "classes.*"), Rule("bbox_embed.layers.{i}.*", "box.layers.{i}.*")),
