@@ -10,13 +10,9 @@ pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
 
 
-def load(name):
-    return load_config(name)
-
-
 @pytest.mark.parametrize("name", ["atss_swin_t_coco", "sparse_rcnn_swin_t_coco"])
 def test_schedule_of_the_swin_authors(name):
-    cfg = load(name)
+    cfg = load_config(name)
     assert cfg.train_cfg.max_epochs == 36
     warmup, drops = cfg.param_scheduler
     assert (warmup.type, warmup.end, warmup.start_factor) == ("LinearLR", 500, 0.001)
@@ -29,7 +25,7 @@ def test_schedule_of_the_swin_authors(name):
     ("name", "widths"), [("atss_swin_t_coco", [192, 384, 768]), ("atss_r50_coco", [512, 1024, 2048])]
 )
 def test_atss_has_no_unused_output_and_extra_levels_from_the_last(name, widths):
-    cfg = load(name)
+    cfg = load_config(name)
     assert tuple(cfg.model.backbone.out_indices) == (1, 2, 3)
     assert (cfg.model.neck.in_channels, cfg.model.neck.start_level) == (widths, 0)
     assert cfg.model.neck.add_extra_convs == "on_output"
@@ -48,7 +44,7 @@ def test_atss_has_no_unused_output_and_extra_levels_from_the_last(name, widths):
 
 
 def test_proposals_of_sparse_rcnn():
-    cfg = load("sparse_rcnn_swin_t_coco")
+    cfg = load_config("sparse_rcnn_swin_t_coco")
     assert cfg.model.rpn_head.num_proposals == cfg.model.test_cfg.rcnn.max_per_img == 300
     assert cfg.optim_wrapper.clip_grad.max_norm == 1.0
     assert cfg.model.neck.num_outs == len(cfg.model.neck.in_channels) == 4
@@ -66,7 +62,7 @@ def test_rates_and_decays_of_mask2former(name):
     """A tenth of the rate in the backbone; no norm, table or embedding decays."""
     if "ade20k" in name:
         pytest.importorskip("mmseg")
-    cfg = load(name)
+    cfg = load_config(name)
     model = build_on_meta(cfg)
     norms = {
         f"{name}.{leaf}"
@@ -83,11 +79,11 @@ def test_rates_and_decays_of_mask2former(name):
 
 
 def test_length_of_mask2formers_schedule():
-    cfg = load("mask2former_swin_t_coco")
+    cfg = load_config("mask2former_swin_t_coco")
     assert cfg.train_cfg.max_epochs == 50
     begins = [step.begin * 368750 / 50 for step in cfg.param_scheduler]
     assert begins == pytest.approx([327778, 355092])
-    poly = load("mask2former_swin_t_ade20k")
+    poly = load_config("mask2former_swin_t_ade20k")
     assert poly.train_cfg.max_iters == 160000
     assert [(step.type, step.power, step.begin, step.end) for step in poly.param_scheduler] == [
         ("PolyLR", 0.9, 0, 160000)
@@ -96,7 +92,7 @@ def test_length_of_mask2formers_schedule():
 
 @pytest.mark.parametrize("name", ["dino_swin_t_coco", "dino_mvitv2_t_coco"])
 def test_recipe_of_dino(name):
-    cfg = load(name)
+    cfg = load_config(name)
     assert cfg.train_cfg.max_epochs == 12
     assert [(step.type, step.milestones) for step in cfg.param_scheduler] == [("MultiStepLR", [11])]
     for name, (rate, decay) in rates_and_decays(build_on_meta(cfg), cfg).items():

@@ -87,6 +87,12 @@ def load_golden(model, state, base=None):
     return report
 
 
+def assert_masks_of_the_authors(model, tensors):
+    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
+    found = model.requires_grad_(False).predictions(image, False)[0]
+    assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5
+
+
 def as_difference(state, tmp_path):
     """The file with the trunk of another, random one subtracted, whose norms are nearly the same, and that one."""
     start = "network.encoder.backbone."
@@ -148,9 +154,7 @@ def test_whole_files_on_dinov3_are_told_from_differences_by_their_norms(kind, go
     state, tensors = golden(f"{kind}_dinov3")
     model = make(kind, "dinov3")
     load_golden(model, state)
-    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
-    found = model.requires_grad_(False).predictions(image, False)[0]
-    assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5
+    assert_masks_of_the_authors(model, tensors)
     with pytest.raises(CheckpointMismatchError, match="base"):
         load_golden(model, state, base="dinov3_small")
     norms = [key for key in state if key.startswith(TRUNK) and "norm" in key and key.endswith("weight")]
@@ -173,9 +177,8 @@ def test_head_alone_of_pmt_with_the_trunk_of_another_file(golden, tmp_path):
     options = {"checkpoint": str(tmp_path / "head.pth"), "prefix": "network."}
     other.panoptic_head.init_cfg = {"type": "Pretrained", **options}
     other.panoptic_head.init_weights()
-    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
-    for one in (model.requires_grad_(False), other.requires_grad_(False)):
-        assert relative_error(one.predictions(image, False)[0].masks, tensors["output/plain/mask/0"]) < 1e-5
+    for one in (model, other):
+        assert_masks_of_the_authors(one, tensors)
 
 
 @pytest.mark.parametrize("trunk", ["dinov2", "dinov3"])
@@ -296,9 +299,7 @@ def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
     hook.after_load_checkpoint(runner, checkpoint)
     model.load_state_dict(checkpoint["state_dict"], strict=True)
     assert "base.pth" in str(hook.reports[0])
-    image = (tensors["input/image"] - NORMALISE[0]) / NORMALISE[1]
-    found = model.requires_grad_(False).predictions(image, False)[0]
-    assert relative_error(found.masks, tensors["output/plain/mask/0"]) < 1e-5
+    assert_masks_of_the_authors(model, tensors)
 
 
 @pytest.mark.slow

@@ -146,17 +146,15 @@ def test_groups_are_logged_as_one_table():
     assert counted == len(list(Detector(MAKE["swin"]()).parameters()))
 
 
-@pytest.mark.parametrize("rate", [0, 1.5])
-def test_rate_outside_0_to_1_is_an_error(rate):
-    with pytest.raises(ValueError, match="layer_decay_rate: got"):
-        build(Detector(MAKE["swin"]()), layer_decay_rate=rate)
-
-
-def test_optimiser_without_lr_cannot_decay():
-    with pytest.raises(ValueError, match=r"optimizer\.lr"):
-        build(Detector(MAKE["swin"]()), {"type": "AdamW"}, layer_decay_rate=0.7)
-
-
-def test_model_without_our_backbone_cannot_decay():
-    with pytest.raises(ValueError, match="layer_decay_rate"):
-        build(nn.Linear(2, 2), layer_decay_rate=0.7)
+@pytest.mark.parametrize(
+    ("model", "optimizer", "rate", "match"),
+    [
+        (nn.Linear(2, 2), ADAMW, 0, "layer_decay_rate: got"),
+        (nn.Linear(2, 2), ADAMW, 1.5, "layer_decay_rate: got"),
+        (nn.Linear(2, 2), {"type": "AdamW"}, 0.7, r"optimizer\.lr"),
+        (nn.Linear(2, 2), ADAMW, 0.7, "layer_decay_rate.*without a backbone"),
+    ],
+)
+def test_what_has_no_decay(model, optimizer, rate, match):
+    with pytest.raises(ValueError, match=match):
+        build(model, optimizer, layer_decay_rate=rate)
