@@ -29,11 +29,8 @@ def test_atss_has_no_unused_output_and_extra_levels_from_the_last(name, widths):
     assert tuple(cfg.model.backbone.out_indices) == (1, 2, 3)
     assert (cfg.model.neck.in_channels, cfg.model.neck.start_level) == (widths, 0)
     assert cfg.model.neck.add_extra_convs == "on_output"
-    assert (cfg.model.test_cfg.nms.iou_threshold, cfg.model.test_cfg.nms_pre, cfg.model.test_cfg.score_thr) == (
-        0.6,
-        1000,
-        0.05,
-    )
+    options = cfg.model.test_cfg
+    assert (options.nms.iou_threshold, options.nms_pre, options.score_thr) == (0.6, 1000, 0.05)
     anchors = cfg.model.bbox_head.anchor_generator
     assert (anchors.ratios, anchors.octave_base_scale, anchors.scales_per_octave) == ([1.0], 8, 1)
     model = build_on_meta(cfg)
@@ -64,12 +61,9 @@ def test_rates_and_decays_of_mask2former(name):
         pytest.importorskip("mmseg")
     cfg = load_config(name)
     model = build_on_meta(cfg)
-    norms = {
-        f"{name}.{leaf}"
-        for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.LayerNorm, torch.nn.GroupNorm))
-        for leaf in ("weight", "bias")
-    }
+    kinds = torch.nn.LayerNorm, torch.nn.GroupNorm
+    parts = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    norms = {f"{name}.{leaf}" for name in parts for leaf in ("weight", "bias")}
     exempt = ("relative_position_bias_table", "query_embed", "query_feat", "level_embed")
     for name, (rate, decay) in rates_and_decays(model, cfg).items():
         assert rate == pytest.approx(1e-5 if name.startswith("backbone.") else 1e-4), name
@@ -85,9 +79,8 @@ def test_length_of_mask2formers_schedule():
     assert begins == pytest.approx([327778, 355092])
     poly = load_config("mask2former_swin_t_ade20k")
     assert poly.train_cfg.max_iters == 160000
-    assert [(step.type, step.power, step.begin, step.end) for step in poly.param_scheduler] == [
-        ("PolyLR", 0.9, 0, 160000)
-    ]
+    (step,) = poly.param_scheduler
+    assert (step.type, step.power, step.begin, step.end) == ("PolyLR", 0.9, 0, 160000)
 
 
 @pytest.mark.parametrize("name", ["dino_swin_t_coco", "dino_mvitv2_t_coco"])

@@ -41,9 +41,8 @@ def folders(tmp_path_factory):
                 if any(part in name for part in ("fc_cls", "conv_logits", "conv_seg")):
                     parameter.normal_(std=0.3)
         names = CLASSES if task == "detector" else ("background", *CLASSES)
-        torch.save(
-            {"meta": {"dataset_meta": {"classes": names}}, "state_dict": model.state_dict()}, folder / "iter_1.pth"
-        )
+        meta = {"dataset_meta": {"classes": names}}
+        torch.save({"meta": meta, "state_dict": model.state_dict()}, folder / "iter_1.pth")
         cfg.dump(folder / f"{recipe}.py")
         found[task] = folder
     return found
@@ -99,10 +98,8 @@ def test_the_reader_of_the_config_counts(folders, photos, tmp_path):
     exif[0x0112] = 6
     Image.open(photos[0]).save(tmp_path / "turned.png", exif=exif)
     cfg = load_config(folders["segmentor"])
-    for options, shape in (
-        ({}, (128, 96)),
-        ({"color_type": "color_ignore_orientation", "to_float32": True}, (96, 128)),
-    ):
+    as_stored = {"color_type": "color_ignore_orientation", "to_float32": True}
+    for options, shape in (({}, (128, 96)), (as_stored, (96, 128))):
         cfg.test_dataloader.dataset.pipeline[0].update(options)
         model = Predictor(cfg, str(folders["segmentor"] / "iter_1.pth"))
         for image in (tmp_path / "turned.png", Image.open(tmp_path / "turned.png")):
@@ -208,17 +205,15 @@ def panoptic(tmp_path_factory):
     counts = {"num_things_classes": 5, "num_stuff_classes": 3}
     cfg, folder = load_config("mask2former_swin_nano_shapes"), tmp_path_factory.mktemp("panoptic")
     cfg.merge_from_dict({"model.panoptic_head": counts, "model.panoptic_fusion_head": counts})
-    cfg.model.test_cfg.update(
-        panoptic_on=True, instance_on=False, object_mask_thr=0.0, iou_thr=0.0, filter_low_score=True
-    )
+    test_cfg = dict(panoptic_on=True, instance_on=False, object_mask_thr=0.0, iou_thr=0.0, filter_low_score=True)
+    cfg.model.test_cfg.update(test_cfg)
     cfg.test_dataloader.dataset.pipeline.insert(1, dict(type="LoadPanopticAnnotations"))
     torch.manual_seed(4)
     model = build_model(cfg)
     torch.nn.init.normal_(model.panoptic_head.cls_embed.weight)  # or every query has the same class
     torch.nn.init.normal_(model.panoptic_head.query_feat.weight, std=5)
-    torch.save(
-        {"meta": {"dataset_meta": {"classes": CLASSES}}, "state_dict": model.state_dict()}, folder / "iter_1.pth"
-    )
+    meta = {"dataset_meta": {"classes": CLASSES}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, folder / "iter_1.pth")
     cfg.dump(folder / "panoptic.py")
     return folder
 

@@ -23,14 +23,8 @@ from vitdense.models.vit.tokens import JointViT, TokenViT
 
 NORMALISE = torch.tensor([0.485, 0.456, 0.406])[:, None, None], torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 DINOV2 = {"layer_scale": 1e-5, "registers": 4, "position_rule": "antialias"}
-DINOV3 = {
-    "layer_scale": 1e-5,
-    "registers": 4,
-    "norm_eps": 1e-5,
-    "absolute_position": False,
-    "rope": "dinov3",
-    "qkv_bias": "no_key",
-}
+DINOV3 = {"layer_scale": 1e-5, "registers": 4, "norm_eps": 1e-5, "absolute_position": False}
+DINOV3 |= {"rope": "dinov3", "qkv_bias": "no_key"}
 
 
 class Whole(nn.Module):

@@ -28,12 +28,8 @@ BATCH += ("mask2former_swin_nano_shapes", "upernet_swin_nano_shapes", "linear_de
 BATCH += ("upernet_adapter_deit_t_camvid", "eomt_nano_shapes", "rfdetr_nano_shapes")
 # Losses that divide by the samples of a process, as mmdet's and RepPoints V2's authors have it: two processes have that
 # of one which takes the images one after the other and accumulates their gradients.
-TURNS = (
-    "cascade_swin_nano_shapes",
-    "cascade_rcnn_swin_nano_shapes",
-    "faster_rcnn_swin_t_coco",
-    "mask_rcnn_swin_t_coco",
-)
+TURNS = ("cascade_swin_nano_shapes", "cascade_rcnn_swin_nano_shapes")
+TURNS += ("faster_rcnn_swin_t_coco", "mask_rcnn_swin_t_coco")
 TURNS += ("htc_swin_nano_shapes", "reppoints_v2_swin_nano_shapes") if HAS_RESEARCH else ()
 CASES = {
     "as it is": {},

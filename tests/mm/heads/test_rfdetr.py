@@ -13,7 +13,9 @@ from mmdet.structures.mask import BitmapMasks
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
+from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import split_parts
 
 SIZES = {  # image, decoder layers, windows, patch, queries, masks
     "Nano": (384, 2, 2, 16, 300, False),
@@ -35,17 +37,11 @@ def make(size, num_classes=91, **options):
     init_default_scope("mmdet")
     sizes = {"image": image, "num_queries": queries, **options}
     trunk = {"num_windows": windows, "patch_size": patch, "pretrain_img_size": sizes.pop("image")}
+    sizes |= {"num_classes": num_classes, "stride": patch, "num_layers": layers, "with_masks": masks}
     return SingleStageDetector(
         backbone=dict(type="vitdense.WindowedViT", arch="rfdetr_small", **trunk),
         neck=dict(type="vitdense.C2fProjector", in_channels=[384] * 4),
-        bbox_head=dict(
-            type="vitdense.RFDETRHead",
-            num_classes=num_classes,
-            stride=patch,
-            num_layers=layers,
-            with_masks=masks,
-            **sizes,
-        ),
+        bbox_head=dict(type="vitdense.RFDETRHead", **sizes),
     ).eval()
 
 
@@ -156,17 +152,10 @@ def test_keys_and_parameters(size):
         wanted = {key: torch.empty(shape) for key, shape in shapes_of(size).items() if 0 not in shape}
     if size in TOTALS:
         assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(TOTALS[size], abs=0.006)
-    found = {}
+    state, found, ours = split_parts(wanted, ""), {}, {}
     for name in ("backbone", "neck", "bbox_head"):
         part = model.get_submodule(name)
         found |= {f"{name}.{key}": x for key, x in part.state_dict().items()}
-    from vitdense.checkpoint.detect import detect
-    from vitdense.checkpoint.whole_models import split_parts
-
-    state = split_parts(wanted, "")
-    ours = {}
-    for name, part in model.named_children():
-        if hasattr(part, "family"):
-            match = detect(state, (part.family,), prefix=f"{name}.")
-            ours |= {f"{name}.{key}": x for key, x in match.ours.items()}
+        match = detect(state, (part.family,), prefix=f"{name}.")
+        ours |= {f"{name}.{key}": x for key, x in match.ours.items()}
     assert {key: x.shape for key, x in ours.items()} == {key: x.shape for key, x in found.items()}

@@ -39,20 +39,16 @@ def dense(name, folder, side, number):
     """Config and checkpoint of a detector that finds `number` objects in each of two images, which have as many."""
     columns = int(np.ceil(number**0.5))
     step = side / columns
-    boxes = [[step * (i % columns), step * (i // columns), step / 2, step / 2] for i in range(number)]
-    annotations = [
-        {
-            **{"id": len(boxes) * image + i + 1, "image_id": image, "category_id": i % 8 + 1, "iscrowd": 0},
-            **{"bbox": [x, y, w, h], "area": w * h, "segmentation": [[x, y, x + w, y, x + w, y + h, x, y + h]]},
-        }
-        for image in range(2)
-        for i, (x, y, w, h) in enumerate(boxes)
-    ]
+    annotations, w = [], step / 2
+    for i in range(2 * number):
+        x, y = step * (i % number % columns), step * (i % number // columns)
+        one = {"id": i + 1, "image_id": i // number, "category_id": i % number % 8 + 1, "iscrowd": 0, "area": w * w}
+        outline = [x, y, x + w, y, x + w, y + w, x, y + w]
+        annotations.append({**one, "bbox": [x, y, w, w], "segmentation": [outline]})
     images = [{"id": image, "file_name": f"{image}.png", "width": side, "height": side} for image in range(2)]
     categories = [{"id": i + 1, "name": name} for i, name in enumerate(CLASSES)]
-    (folder / "dense.json").write_text(
-        json.dumps({"images": images, "annotations": annotations, "categories": categories})
-    )
+    content = {"images": images, "annotations": annotations, "categories": categories}
+    (folder / "dense.json").write_text(json.dumps(content))
     for image in range(2):
         pixels = np.random.default_rng(image).integers(0, 256, (side // 8, side // 8, 3), np.uint8)
         cv2.imwrite(str(folder / f"{image}.png"), cv2.resize(pixels, (side, side)))

@@ -130,8 +130,9 @@ def test_pycocotools_scores_the_predictions_as_our_metric(detector, tmp_path, mo
     assert len(found.anns) == len(results) > 9
     for kind in ("bbox", "segm"):
         evaluation = COCOeval(truth, found, kind)
-        for step in (evaluation.evaluate, evaluation.accumulate, evaluation.summarize):
-            step()
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
         assert 0.1 < evaluation.stats[0] < 0.9
         # Ours are rounded to three digits.
         names = ("mAP", "mAP_50", "mAP_75")
