@@ -1,7 +1,6 @@
 """Printing that never ends the work: the reader may be gone, the disk full, the encoding too small."""
 
 import os
-import subprocess
 import sys
 from codecs import lookup
 from collections.abc import Callable, Iterator
@@ -58,7 +57,4 @@ def in_utf8() -> None:
     if sys.flags.utf8_mode or lookup(getpreferredencoding(False)).name == "utf-8":
         return
     os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding}:backslashreplace")
-    command = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
-    if os.name == "nt":  # where the shell does not wait for a process that takes the place of another
-        sys.exit(subprocess.call(command))
-    os.execv(sys.executable, command)
+    os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
