@@ -25,9 +25,7 @@ from vitdense.mm.config.classes import follow_classes
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import as_list, nodes
 from vitdense.mm.data import faults
-from vitdense.mm.data.classes import classes_of
 from vitdense.mm.data.panoptic import ids_of_colours
-from vitdense.mm.data.predictions import CocoPredictions
 
 W, H = 80, 60
 BASES = {"coco": "cascade_swin_nano_shapes", "maps": "upernet_swin_nano_camvid", "panoptic": "eomt_nano_shapes"}
@@ -320,25 +318,15 @@ class Tools:
         """The metric of finding exactly what a training learns, 0 to 1."""
         cfg = self.config()
         metric = METRICS.build(as_list(cfg.test_evaluator)[0])
-        own = {"pipeline": [], "test_mode": True} if self.data.format != "maps" else {"test_mode": True}
-        dataset = DATASETS.build({**cfg.test_dataloader.dataset, **own})
+        dataset = DATASETS.build({**cfg.test_dataloader.dataset, "pipeline": [], "test_mode": True})
         metric.dataset_meta = dataset.metainfo
         for i in range(len(dataset)):
-            sample = dataset.get_data_info(i) if self.data.format != "maps" else dataset[i]
-            metric.process({}, [getattr(self, f"_of_{self.data.format}")(sample, dataset)])
+            metric.process({}, [getattr(self, f"_of_{self.data.format}")(dataset.get_data_info(i), dataset)])
         with contextlib.redirect_stdout(io.StringIO()):
             values = metric.evaluate(len(dataset))
         scores = {key.rpartition("/")[2]: value for key, value in values.items()}
-        parts = (("bbox_mAP", 1), ("PQ", 100), ("mIoU", 100), ("mAP", 1))
+        parts = (("bbox_mAP", 1), ("PQ", 100), ("mAP", 1))
         return next(scores[key] / part for key, part in parts if key in scores)
-
-    def results(self) -> dict[int, str]:
-        """The ids and names of what is found after a training, by the names that its checkpoint has."""
-        cfg = self.config()
-        dataset = DATASETS.build({**cfg.train_dataloader.dataset, "pipeline": [], "lazy_init": True})
-        checkpoint = {"meta": {"dataset_meta": dataset.metainfo}}
-        found = CocoPredictions(classes_of(checkpoint), cfg.test_dataloader.dataset).categories
-        return {one["id"]: one["name"] for one in found}
 
     @staticmethod
     def _of_coco(sample: dict, dataset) -> dict:
@@ -356,12 +344,6 @@ class Tools:
         truth = {key: found["pred_instances"][key] for key in ("bboxes", "labels")}
         ignored = {key: value[:0] for key, value in truth.items()}
         return {**found, "gt_instances": truth, "ignored_instances": ignored}
-
-    @staticmethod
-    def _of_maps(sample: dict, dataset) -> dict:
-        truth = sample["data_samples"].gt_sem_seg.data
-        found = torch.where(truth == 255, 0, truth)
-        return {"gt_sem_seg": {"data": truth}, "pred_sem_seg": {"data": found}, "img_path": "", "seg_map_path": ""}
 
     @staticmethod
     def _of_panoptic(sample: dict, dataset) -> dict:

@@ -135,9 +135,9 @@ def double(content):
         content["annotations"].append({**copy.deepcopy(item), "id": item["id"] + 1000})
 
 
-def add_owl(content):
-    box = [1, 1, 9, 9]
-    add("annotations", id=99, category_id=7, bbox=box, area=81, segmentation=square(*box))(content)
+def at(*box):
+    """The place of an object."""
+    return {"bbox": box, "area": box[2] * box[3], "segmentation": square(*box)}
 
 
 def joined(*names):
@@ -200,6 +200,7 @@ def shared_file(data):
     data.options = ["--val", "train.json", "--val-images", "train"]
 
 
+OWL = add("annotations", id=99, category_id=7, **at(1, 1, 9, 9))
 COCO = {  # change, what is right, words of the message
     "sound": (both(lambda content: None), FINE),
     "a BOM": (raw(lambda text: b"\xef\xbb\xbf" + text.encode()), FINE),
@@ -209,28 +210,17 @@ COCO = {  # change, what is right, words of the message
     "image ids above 2**53": (both(renumber("images", "image_id", lambda i: BIG + i)), FINE),
     "image ids from 0": (both(renumber("images", "image_id", lambda i: i - 1)), FINE),
     "categories of the validation in another order": (val(rename), FINE),
-    "images in another order": (both(lambda content: content["images"].reverse()), FINE),
     "run-length codes": (both(every(segmentation=rle)), FINE),
     "compressed run-length codes": (both(every(segmentation=packed)), FINE),
     "a crowd": (both(one(iscrowd=1, segmentation=rle)), FINE),
     "an image without annotations": (both(lambda content: content["annotations"].__delitem__(slice(0, 2))), FINE),
-    "boxes of floating-point numbers": (
-        both(every(bbox=lambda a: [v + 0.25 for v in a["bbox"]], segmentation=moved(0.25, 0.25))),
-        FINE,
-    ),
-    "an object of several polygons": (
-        both(one(segmentation=[*square(10, 10, 9, 20), *square(21, 10, 9, 20)], area=360)),
-        FINE,
-    ),
+    "boxes of floating-point numbers": (both(one(**at(10.25, 10.5, 20.25, 20.75))), FINE),
+    "an object of several polygons": (both(one(segmentation=square(10, 10, 9, 20) + square(21, 10, 9, 20))), FINE),
     "the area of the box beside a mask": (both(every(segmentation=lambda a: [moved(0)(a)[0][:6]])), FINE),
-    "a box that an exporter rounded over the edge": (
-        both(one(bbox=[59.5, 20, 21, 20], segmentation=square(59.5, 20, 20.5, 20), area=410)),
-        FINE,
-    ),
+    "a box that an exporter rounded over the edge": (both(one(**at(59.5, 20, 21, 20))), FINE),
     "file names in folders": (also(in_folder, both(every("images", file_name=lambda a: f"a/{a['file_name']}"))), FINE),
     "photos turned by EXIF, annotated as shown": (turned((H, W)), FINE),
     "WebP turned, annotated as shown": (also(turned((H, W), "WEBP"), both(every("images", file_name=webp))), FINE),
-    "a grey photo": (image("train/0.jpg", encoded(Image.new("L", (W, H)), "JPEG")), FINE),
     "rotation 0 of CVAT": (both(every(attributes={"occluded": False, "rotation": 0.0})), FINE),
     "ignore 0": (both(every(ignore=0)), FINE),
     # What is warned of
@@ -246,15 +236,11 @@ COCO = {  # change, what is right, words of the message
     "a mask without a pixel": (both(one(segmentation={"size": [H, W], "counts": [H * W]})), WARNED, "no pixel"),
     "a box without area": (both(one(bbox=[10, 10, 0, 5])), WARNED, "no area"),
     "a box of half a pixel": (both(one(bbox=[10, 10, 0.5, 5])), WARNED, "below one pixel"),
-    "a box outside": (
-        both(one(bbox=[200, 10, 10, 5], segmentation=square(200, 10, 10, 5), area=50)),
-        WARNED,
-        "outside",
-    ),
-    "a box over the edge": (both(one(bbox=[70, 10, 20, 20], segmentation=square(70, 10, 20, 20))), WARNED, "edge"),
+    "a box outside": (both(one(**at(200, 10, 10, 5))), WARNED, "outside"),
+    "a box over the edge": (both(one(**at(70, 10, 20, 20))), WARNED, "edge"),
     "a class without objects": (train(add("categories", id=7, name="owl")), WARNED, "owl"),
     "Roboflow's group category": (both(lambda c: c["categories"].insert(0, {"id": 0, "name": "pets"})), WARNED, "pets"),
-    "a class of the validation alone": (val(seq(add("categories", id=7, name="owl"), add_owl)), WARNED, "owl"),
+    "a class of the validation alone": (val(seq(add("categories", id=7, name="owl"), OWL)), WARNED, "owl"),
     "a file name twice": (both(one("images", 1, file_name="0.jpg")), WARNED, "file_name"),
     "most images without annotations": (train(lambda c: c.update(annotations=c["annotations"][:2])), WARNED, "without"),
     "a validation without annotations": (val(put("annotations", [])), WARNED, "evaluate"),
@@ -266,11 +252,9 @@ COCO = {  # change, what is right, words of the message
     "cut": (raw(lambda text: text[: len(text) // 2].encode()), REFUSED, "train.json"),
     "a list": (raw(lambda text: b"[]"), REFUSED, "train.json"),
     "nested without end": (raw(lambda text: b"[" * 100000), REFUSED, "train.json"),
-    "no images": (both(put("images", [])), REFUSED, "images"),
     "no categories": (both(put("categories", [])), REFUSED, "categories"),
     "annotations null": (both(put("annotations", None)), REFUSED, "annotations"),
     "an annotation null": (both(put("annotations", [None])), REFUSED, "annotations"),
-    "no annotations": (both(put("annotations", [])), REFUSED, "nothing to learn"),
     "no annotations to learn": (train(put("annotations", [])), REFUSED, "nothing to learn"),
     "image_id of no image": (both(one(image_id=99)), REFUSED, "image"),
     "image_id a string": (both(every(image_id=lambda a: str(a["image_id"]))), REFUSED, "image_id"),
@@ -351,38 +335,25 @@ POLYGON = "1 0.5 0.33 0.875 0.33 0.875 0.73 0.5 0.73"
 YOLO = {
     "sound": (entry(), FINE),
     "names by number": (entry(names="{0: cat, 1: dog}"), FINE),
-    "quoted names": (entry(names="['yes', '007']"), FINE),
     "polygons": (lines("0 0.125 0.17 0.375 0.17 0.375 0.5 0.125 0.5", POLYGON), FINE),
-    "boxes and polygons": (lines(BOX, POLYGON), FINE),
     "tabs and blank lines": (lines(BOX.replace(" ", "\t"), "", "1 0.6875 0.533333 0.375 0.4  "), FINE),
     "a class as 0.0": (lines(BOX.replace("0 ", "0.0 ", 1), "1 0.6875 0.533333 0.375 0.4"), FINE),
     "an empty label file": (label(b""), FINE),
-    "a BOM in data.yaml": (
-        label(b"\xef\xbb\xbftrain: images/train\nval: images/val\nnames: [cat, dog]\n", "data.yaml"),
-        FINE,
-    ),
     "photos turned by EXIF": (turned((H, W)), FINE),
     "an object twice": (lines(BOX, BOX, "1 0.6875 0.533333 0.375 0.4"), WARNED, "box and class of another"),
     "a box without area": (lines(BOX, "1 0.6875 0.533333 0 0.4"), WARNED, "no area"),
     "a class without objects": (entry(names="[cat, dog, owl]"), WARNED, "owl"),
     "the validation is the training": (entry(val="images/train"), WARNED, "both"),
     "labels of one image of three": (lambda data: no_labels(data, ("train",), 1), WARNED, "without annotation"),
-    "two images with one label file": (
-        lambda data: data.files.__setitem__("images/train/0.png", photo(77, form="PNG")),
-        WARNED,
-        "same label file",
-    ),
+    "a label file of two": (label(photo(77, form="PNG"), "images/train/0.png"), WARNED, "same label file"),
     "kpt_shape": (entry(kpt_shape="[1, 3]"), REFUSED, "kpt_shape"),
     "channels: 4": (entry(channels=4), REFUSED, "channels"),
     "train empty": (entry(train="''"), REFUSED, "train"),
     "train an empty list": (entry(train="[]"), REFUSED, "train"),
     "train absent": (entry(train=...), REFUSED, "train"),
     "a folder that does not exist": (entry(train="images/nowhere"), REFUSED, "nowhere"),
-    "a list file with an absent image": (
-        lambda d: (d.files.update({"t.txt": b"images/train/9.jpg"}), entry(train="t.txt")(d)),
-        REFUSED,
-        "9.jpg",
-    ),
+    "a list file without lines": (also(label(b"\n", "t.txt"), entry(train="t.txt")), REFUSED, "t.txt"),
+    "an absent image": (also(label(b"images/train/9.jpg", "t.txt"), entry(train="t.txt")), REFUSED, "9.jpg"),
     "names absent": (entry(names=...), REFUSED, "names"),
     "names empty": (entry(names="[]"), REFUSED, "names"),
     "names yes and no": (entry(names="[yes, no]"), REFUSED, "quotes"),
@@ -467,7 +438,6 @@ MAPS = {
     "palettes": (with_palettes, FINE),
     "reduce_zero_label": (also(option("--reduce-zero-label"), maps(lambda x: (x + 1).astype(np.uint8))), FINE),
     "names that are not ASCII": (option(classes="кот,狗,sky"), FINE),
-    "a file of names": (names_file(b"cat\ndog\nsky\n"), FINE),
     "a file of names with a BOM": (names_file(b"\xef\xbb\xbfcat\r\ndog\r\nsky\r\n"), FINE),
     "photos turned by EXIF": (turned((H, W)), FINE),
     "a class absent from the validation": (maps(lambda x: np.where(x == 1, 2, x).astype(np.uint8), ("val",)), FINE),
@@ -623,14 +593,12 @@ def check_row(data, row, bases, tmp_path, monkeypatch):
         tool: found for tool, found in said.items() if found.verdict != right or not all(x in found for x in words)
     }
     assert not wrong
-    if tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
+    if data.format != "maps" and tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
         score = tools.score()
         if any("COCO's metric counts them" in found for found in said.values()):  # what a training leaves out
             assert score < 1
         else:
             assert score == pytest.approx(1) or (right == REFUSED and not score > 0)
-        if data.format in ("coco", "panoptic") and right == FINE:
-            assert tools.results() == {one["id"]: one["name"] for one in data.val["categories"]}
 
 
 @pytest.mark.parametrize("name", COCO)
