@@ -13,6 +13,7 @@ from conftest import LARGER, RECIPES, REPO, needs_research
 
 from vitdense.families import MODELS
 from vitdense.flops import count
+from vitdense.layers.blocks import LayerNorm2d
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.load import load_config
@@ -414,8 +415,6 @@ def test_the_two_demos_differ_in_their_backbone_alone():
 
 def test_recipe_of_vitdet():
     """Windows of 14 but for four blocks, a simple pyramid, LayerNorm in the heads, rates that shrink by 0.7 a block."""
-    from timm.layers import LayerNorm2d
-
     cfg = load_config(REPO / "configs/cascade_vit_b_coco.py")
     model = build_on_meta(cfg)
     blocks = model.backbone.blocks

@@ -27,6 +27,24 @@ print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.
     assert run(code) == "set()\n"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("scope", "other", "data"), [("mmdet", "mmseg", "ShapesDataset"), ("mmseg", "mmdet", "ShapesSegDataset")]
+)
+def test_a_trunk_and_data_of_one_framework_without_the_other_and_timm(scope, other, data):
+    for package in (scope, other):
+        pytest.importorskip(package)
+    code = f"""
+import sys, vitdense
+from mmengine.registry import DATASETS, MODELS, init_default_scope
+init_default_scope({scope!r})
+assert MODELS.get("vitdense.Swin") is vitdense.Swin
+assert DATASETS.get("vitdense.{data}")
+print([name for name in ({other!r}, "timm") if name in sys.modules])
+"""
+    assert run(code).splitlines()[-1] == "[]"
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, *seams.commands()])
 def test_help_imports_no_package_that_takes_seconds(command):
     pytest.importorskip("mmengine")

@@ -94,10 +94,10 @@ def done_instead(command: str, args: argparse.Namespace) -> int | None:
     return None
 
 
-def registering() -> Iterator[str]:
-    """Modules of extensions that register classes with mm, where the package that they need is installed."""
+def registering() -> Iterator[tuple[str, str]]:
+    """Modules of extensions that register classes with mm, each after the package that it needs."""
     for extension in extensions().values():
-        yield from (module for package, module in extension.registers.items() if find_spec(package))
+        yield from extension.registers.items()
 
 
 def kind_of(dataset: type | None) -> ModuleType | None:

@@ -44,6 +44,17 @@ def test_drop_path_draws_as_timm():
     assert torch.equal(ours[1], x)
 
 
+def test_norm_of_pixels_is_that_of_timm():
+    layers = pytest.importorskip("timm.layers")
+    ours, theirs = blocks.LayerNorm2d(6), layers.LayerNorm2d(6)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 6, 5, 3)
+    assert torch.equal(ours(x), theirs(x))
+    assert ours.eps == theirs.eps
+
+
 def test_patch_embed_pads_right_and_bottom():
     embed = PatchEmbed(3, 8, 4, norm=None)
     x = torch.randn(1, 3, 9, 14)

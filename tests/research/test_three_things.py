@@ -3,7 +3,6 @@
 import pytest
 import torch
 from test_vit import NANO, assert_block_is_the_definition, kinds_of_blocks, randomise
-from timm.layers import LayerNorm2d
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,7 +11,7 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import macs, num_params
-from vitdense.layers.blocks import SyncBatchNorm
+from vitdense.layers.blocks import LayerNorm2d, SyncBatchNorm
 from vitdense.models.vit.model import BlockSpec
 from vitdense.models.vit.sizes import ViTArch
 from vitdense.research.three_things.model import ParallelBlock

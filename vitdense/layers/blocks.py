@@ -69,6 +69,17 @@ class ResidualLayerNorm(nn.LayerNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
+class LayerNorm2d(nn.LayerNorm):
+    """LayerNorm over the channels of every pixel; of timm's, the arguments and names, without the import of timm."""
+
+    def __init__(self, num_channels: int, eps: float = 1e-6) -> None:
+        super().__init__(num_channels, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, C, H, W]`` to the same."""
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 class LayerNorm(ResidualLayerNorm):
     """LayerNorm whose result is read by linear layers, attention and convolutions only.
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
+from vitdense.layers.blocks import LayerNorm2d
 from vitdense.layers.layout import copied
 
 MASK_STRIDE = 4  # pixels

@@ -1,53 +1,86 @@
 """The registries of the scope ``vitdense``, children of mmengine's root, and what is registered in them.
 
-``type='vitdense.Swin'`` makes mmengine import this module, then the `locations` below, from the mmdet and the mmseg
-scope alike. One that needs mmdet or mmseg is listed only where that is installed: a user of one need not own the other.
+``type='vitdense.Swin'`` makes mmengine import this module, from the mmdet and the mmseg scope alike. What needs mmdet
+or mmseg is imported only where that is installed: a user of one need not own the other.
 """
 
 import logging
+from importlib import import_module
 from importlib.util import find_spec
 
 from mmengine import registry as root
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.logging import MMLogger
 from mmengine.model import initialize
-from mmengine.registry import Registry
-from timm.layers import LayerNorm2d
+from mmengine.registry import DefaultScope, Registry
 
-import vitdense.mm.checkpoints  # noqa: F401  registers the file backend vitdense.atomic
-from vitdense.families import FLOORS, FOLDERS, backbone_class
-from vitdense.models.vit.tokens import JointViT, TokenViT
-from vitdense.models.vit.windowed import WindowedViT
+import vitdense.mm.checkpoints  # registers the file backend vitdense.atomic
+from vitdense.families import FLOORS, FOLDERS
+from vitdense.layers.blocks import LayerNorm2d
 from vitdense.module import Module
-from vitdense.necks import DeconvPyramid
 from vitdense.seams import registering
 
+RESEARCH = {"mmengine": "vitdense.research.registered"} if "research" in FLOORS else {}
 
-def _child(parent: Registry, **locations: str) -> Registry:
-    """A registry of scope vitdense, filled on first use by importing each module, relative to vitdense.mm, whose needed
-    package is installed: ``package="module"``."""
-    here = [f"vitdense.mm.{module}" for needs, module in locations.items() if find_spec(needs)]
-    here += ["vitdense.research.registered"] if "research" in FLOORS else []
-    here += registering()
-    return Registry(parent.name, parent=parent, scope="vitdense", locations=here)
+
+class Lazy(Registry):
+    """A registry of scope vitdense that imports modules until one has the name that is asked for.
+
+    Those for the scope in use come first: a detector does without mmseg, and both do without timm.
+
+    Args:
+        parent: mmengine's registry of the same kind.
+        public: Names of `vitdense` that it has.
+        **modules: Package that is needed, and the module, relative to vitdense.mm, that registers classes.
+    """
+
+    def __init__(self, parent: Registry, public: tuple[str, ...] = (), **modules: str) -> None:
+        own = {package: f"vitdense.mm.{module}" for package, module in modules.items()}
+        everything = [*own.items(), *RESEARCH.items(), *registering()]
+        self.public, self.modules = public, [pair for pair in everything if find_spec(pair[0])]
+        locations = [module for _, module in self.modules]
+        super().__init__(parent.name, parent=parent, scope="vitdense", locations=locations)
+
+    def get(self, key: str) -> type | None:
+        """The class of a name, or None."""
+        scope, name = self.split_scope_key(key)
+        if scope in (None, self.scope):
+            self._register(name)
+            in_use = DefaultScope.get_current_instance()
+            in_use = in_use and in_use.scope_name
+            for _, module in sorted(self.modules, key=lambda pair: pair[0] != in_use):
+                if name in self._module_dict:
+                    return self._module_dict[name]
+                import_module(module)
+        return super().get(key)
+
+    @property
+    def module_dict(self) -> dict[str, type]:
+        """All classes that are imported, and those of `public`, by their names."""
+        for name in self.public:
+            self._register(name)
+        return super().module_dict
+
+    def _register(self, name: str) -> None:
+        if name in self.public and name not in self._module_dict:
+            self.register_module(module=getattr(vitdense, name))
 
 
 # `_base_ = "mmseg::FOLDER/NAME.py"` in a config: mmengine asks for the distribution, which onedl and upstream
 # name differently; by the name of the package it finds both.
 MODULE2PACKAGE.update(vitdense="vitdense", mmseg="mmseg")
 
-MODELS = _child(root.MODELS, mmdet="heads.detection", mmseg="heads.segmentation")
-DATASETS = _child(root.DATASETS, mmdet="data.detection", mmseg="data.segmentation")
-DATA_SAMPLERS = _child(root.DATA_SAMPLERS, mmengine="data.seeded")
-TRANSFORMS = _child(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.detection", mmseg="data.segmentation")
-METRICS = _child(root.METRICS, mmdet="train.metrics")
-HOOKS = _child(root.HOOKS, mmengine="train.hooks")
-PARAM_SCHEDULERS = _child(root.PARAM_SCHEDULERS, mmengine="train.optim")
-OPTIM_WRAPPERS = _child(root.OPTIM_WRAPPERS, mmengine="train.optim")
-OPTIM_WRAPPER_CONSTRUCTORS = _child(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
+TRUNKS = (*FOLDERS, "JointViT", "TokenViT", "WindowedViT", "DeconvPyramid")
+MODELS = Lazy(root.MODELS, TRUNKS, mmdet="heads.detection", mmseg="heads.segmentation")
+DATASETS = Lazy(root.DATASETS, mmdet="data.detection", mmseg="data.segmentation")
+DATA_SAMPLERS = Lazy(root.DATA_SAMPLERS, mmengine="data.seeded")
+TRANSFORMS = Lazy(root.TRANSFORMS, mmcv="data.transforms", mmdet="data.detection", mmseg="data.segmentation")
+METRICS = Lazy(root.METRICS, mmdet="train.metrics")
+HOOKS = Lazy(root.HOOKS, mmengine="train.hooks")
+PARAM_SCHEDULERS = Lazy(root.PARAM_SCHEDULERS, mmengine="train.optim")
+OPTIM_WRAPPERS = Lazy(root.OPTIM_WRAPPERS, mmengine="train.optim")
+OPTIM_WRAPPER_CONSTRUCTORS = Lazy(root.OPTIM_WRAPPER_CONSTRUCTORS, mmengine="train.optim")
 
-for _module in (*map(backbone_class, FOLDERS), JointViT, TokenViT, WindowedViT, DeconvPyramid):
-    MODELS.register_module(module=_module)
 # LayerNorm over the channels of every pixel of a map [B, C, H, W]: ViTDet's norm in box and mask heads.
 MODELS.register_module(name="LN2d", module=LayerNorm2d)
 

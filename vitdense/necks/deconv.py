@@ -4,11 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
-from vitdense.layers.blocks import SyncBatchNorm, max_pool
+from vitdense.layers.blocks import LayerNorm2d, SyncBatchNorm, max_pool
 from vitdense.module import Module
 
 STEPS = (2, 1, 0, -1)  # of a level from the map's stride, in powers of two: strides 4, 8, 16, 32 from 16

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.nn.functional as F
 from mmengine.structures import BaseDataElement
-from timm.data import Mixup
 from torch import Tensor, nn
 from torch.nn.init import trunc_normal_
 
@@ -91,7 +90,11 @@ class Classifier(ModelWithTeacher):
         self.distillation, self.alpha, self.tau = distillation, alpha if distillation else 0.0, tau
         self.base, self.prediction = base, prediction
         self.label_smoothing = label_smoothing if base == "ce" else 0.0
-        self.mixup = Mixup(**mixup, label_smoothing=self.label_smoothing, num_classes=num_classes) if mixup else None
+        self.mixup = None
+        if mixup:
+            from timm.data import Mixup
+
+            self.mixup = Mixup(**mixup, label_smoothing=self.label_smoothing, num_classes=num_classes)
         if not (isinstance(self.backbone, ViT) and self.backbone.output_cls_token and self.backbone.norm is not None):
             raise OptionError("backbone: expected a vitdense.ViT with out_norm='final' and output_cls_token=True")
         self.num_classes = num_classes

@@ -10,7 +10,6 @@ from mmengine.dataset import BaseDataset, DefaultSampler
 from mmengine.evaluator import BaseMetric
 from mmengine.structures import BaseDataElement
 from PIL import Image
-from timm.data import create_transform
 from torch.utils.data import Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -72,6 +71,8 @@ class TimmTransform:
     """
 
     def __init__(self, size: int, training: bool = True, **options: object) -> None:
+        from timm.data import create_transform
+
         self.transform = create_transform(size, is_training=training, **options)
 
     def __call__(self, results: dict) -> dict:

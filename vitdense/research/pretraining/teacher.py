@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import timm
 import torch
 import torch.nn.functional as F
 from mmengine.model import BaseModel
@@ -36,6 +35,8 @@ class Teacher(nn.Module):
         super().__init__()
         self.timm = model if isinstance(model, str) else None
         if self.timm is not None:
+            import timm
+
             model = timm.create_model(model)
             mean, std = model.pretrained_cfg["mean"], model.pretrained_cfg["std"]
         self.model = _built(model).eval().requires_grad_(False)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError, check_choice
-from vitdense.layers.blocks import PatchEmbed, SyncBatchNorm, pad_to_multiple, scaled
+from vitdense.layers.blocks import LayerNorm2d, PatchEmbed, SyncBatchNorm, pad_to_multiple, scaled
 from vitdense.models.vit.model import BlockSpec, ViT, ViTBlock
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.layers import LayerNorm2d
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
+from vitdense.layers.blocks import LayerNorm2d
 from vitdense.mm.registry import MODELS
 
 NORMS = {"layer": LayerNorm2d, "batch": nn.BatchNorm2d}
