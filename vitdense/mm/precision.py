@@ -10,7 +10,6 @@ import torch
 from mmengine.logging import print_log
 
 from vitdense.layers.onednn import OneDnnLinear, has_onednn, keep_memory
-from vitdense.mm.config.asked import AMP_DTYPES
 from vitdense.mm.errors import ConfigError
 from vitdense.results.tiles import cut
 
@@ -120,13 +119,13 @@ def check_device(option: str, device: str) -> None:
 
 
 def check_precision(option: str, dtype: str | None, device: str) -> None:
-    """Raise a ConfigError, which names `option`, if a device is absent, or does not compute in a data type: one of
-    `AMP_DTYPES`, ``float32`` or None. A CPU without instructions for bfloat16 would emulate them, slowly."""
+    """Raise a ConfigError, which names `option`, if a device is absent, or does not compute in a data type: float16,
+    bfloat16, float32 or None. A CPU without instructions for bfloat16 would emulate them, slowly."""
     check_device("device", device)
     if dtype in (None, "float32"):
         return
-    if dtype not in AMP_DTYPES:
-        raise ConfigError(f"{option}: expected float32, {' or '.join(AMP_DTYPES)}")
+    if dtype not in ("float16", "bfloat16"):
+        raise ConfigError(f"{option}: expected float32, float16 or bfloat16")
     kind = torch.device(device).type
     if not torch.amp.is_autocast_available(kind):
         raise ConfigError(f"{option}: torch has no autocast on {kind}; leave it out for float32")

@@ -19,7 +19,7 @@ from vitdense.extensions.operating_point.point import conditions_of, read_point
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.coco_engines import Found, evaluate
-from vitdense.mm.train.metrics import Truth
+from vitdense.mm.train.truth import Truth
 
 CLASSES = ("cat", "dog")
 

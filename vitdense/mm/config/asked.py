@@ -13,11 +13,10 @@ if TYPE_CHECKING:
 
     from vitdense.mm.precision import Inference
 
-AMP_DTYPES = ("float16", "bfloat16")
 AMP = {  # the option --amp
     "nargs": "?",
     "const": "float16",
-    "choices": AMP_DTYPES,
+    "choices": ("float16", "bfloat16"),
     "help": "automatic mixed precision: float16 (default) on a GPU; bfloat16 on a GPU, or a CPU that has it",
 }
 

@@ -14,7 +14,7 @@ from pycocotools import cocoeval
 from vitdense.mm.errors import ConfigError
 
 if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
-    from vitdense.mm.train.metrics import Truth
+    from vitdense.mm.train.truth import Truth
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 RECALL_ITEMS = ("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000")
