@@ -13,8 +13,8 @@ from PIL import Image
 
 import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
-from benchmark import build
 from cost import DEVICES, ModelCost, count
+from measuring import build
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error

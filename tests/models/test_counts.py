@@ -10,8 +10,8 @@ from test_vit_adapter import TRUNKS, adapter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmark import build
 from cost import FILLS, FREE, count
+from measuring import build
 from vitdense import ViTAdapter
 from vitdense.hub import create
 
