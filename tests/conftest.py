@@ -1,6 +1,7 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
 import gc
+import itertools
 import json
 import logging
 import math
@@ -105,46 +106,59 @@ def golden_file(request) -> Callable[[str], tuple[dict, dict[str, torch.Tensor]]
     return read
 
 
-def brute_force_attention(attention, x, size):
-    """Shifted window attention written from the definition, query by query, in float64; or of positions alone."""
-    spec, table = attention.spec, attention.bias.relative_position_bias_table.double().flatten(0, 1)
-    (h, w), (wh, ww), (sh, sw), heads = size, spec.window, spec.shift, spec.num_heads
-    hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, spec.dim // spec.num_heads
-    padded = torch.zeros(hp, wp, spec.dim, dtype=torch.float64)
-    padded[:h, :w] = x[0]
-    if hasattr(attention, "v"):
-        qkv = torch.zeros(hp, wp, 3, heads, d, dtype=torch.float64)
-        qkv[:, :, 2] = (padded @ attention.v.weight.T + attention.v.bias).view(hp, wp, heads, d)
-    else:
-        weight, bias = attention.qkv.weight.double(), attention.qkv.bias.double()
-        qkv = (padded @ weight.T + bias).view(hp, wp, 3, heads, d)
+def attend_windows_by_hand(spec, size: tuple[int, int], qkv: torch.Tensor, logit: Callable) -> torch.Tensor:
+    """Attention in shifted windows from the definition, query by query.
+
+    Of the queries, keys and values ``[hp, wp, 3, heads, d]`` of a padded map, to ``[h, w, heads d]``; `logit` takes a
+    query and a key ``[d]``, their offset (rows, columns), and the number of the head.
+    """
 
     def place(y, n, window, shift):  # of a padded row or column: window, position inside it, band after the roll
         rolled = (y - shift) % n
-        return rolled // window, rolled % window, (rolled >= n - window) + (rolled >= n - shift)
+        return rolled // window, rolled % window, shift and (rolled >= n - window) + (rolled >= n - shift)
 
-    out = torch.zeros(h, w, heads, d, dtype=torch.float64)
-    for y in range(h):
-        for z in range(w):
-            (wy, py, by), (wz, pz, bz) = place(y, hp, wh, sh), place(z, wp, ww, sw)
-            keys = [
-                (ky, kz)
-                for ky in range(hp)
-                for kz in range(wp)
-                if place(ky, hp, wh, sh)[0] == wy and place(kz, wp, ww, sw)[0] == wz
-            ]
-            for head in range(heads):
-                logits = []
-                for ky, kz in keys:
-                    _, ry, cy = place(ky, hp, wh, sh)
-                    _, rz, cz = place(kz, wp, ww, sw)
-                    row = (py - ry + wh - 1) * (2 * ww - 1) + pz - rz + ww - 1
-                    mask = 0 if not (sh or sw) or (cy, cz) == (by, bz) else -100
-                    dot = qkv[y, z, 0, head] @ qkv[ky, kz, 1, head]
-                    logits.append(dot / math.sqrt(d) + table[row, head] + mask)
-                share = torch.stack(logits).softmax(0)
-                out[y, z, head] = sum(s * qkv[ky, kz, 2, head] for s, (ky, kz) in zip(share, keys))
-    return out.flatten(2) @ attention.proj.weight.double().T + attention.proj.bias.double()
+    padded = qkv.shape[:2]
+    places = {  # windows, positions and bands of both axes
+        at: [*zip(*(place(*axis) for axis in zip(at, padded, spec.window, spec.shift)))]
+        for at in itertools.product(*map(range, padded))
+    }
+    out = torch.zeros(*size, *qkv.shape[3:], dtype=qkv.dtype)
+    for y, z in itertools.product(*map(range, size)):
+        window, position, band = places[y, z]
+        keys = [at for at, (of_key, *_) in places.items() if of_key == window]
+        for head in range(qkv.shape[3]):
+            logits = []
+            for at in keys:
+                offset = [a - b for a, b in zip(position, places[at][1])]
+                mask = 0 if places[at][2] == band else -100  # adjacent by the roll alone
+                logits.append(logit(qkv[y, z, 0, head], qkv[at][1, head], offset, head) + mask)
+            shares = torch.stack(logits).softmax(0)
+            out[y, z, head] = sum(share * qkv[at][2, head] for share, at in zip(shares, keys))
+    return out.flatten(2)
+
+
+def padded_to_windows(spec, x: torch.Tensor) -> torch.Tensor:
+    """A map ``[h, w, C]`` in float64, padded with zeros to whole windows."""
+    (h, w), (wh, ww) = x.shape[:2], spec.window
+    return torch.nn.functional.pad(x.double(), (0, 0, 0, -w % ww, 0, -h % wh))
+
+
+def brute_force_attention(attention, x, size):
+    """Shifted window attention of Swin, in float64; or of positions alone."""
+    spec, table = attention.spec, attention.bias.relative_position_bias_table.double().flatten(0, 1)
+    padded, (wh, ww) = padded_to_windows(spec, x[0]), spec.window
+    if hasattr(attention, "v"):
+        values = padded @ attention.v.weight.T + attention.v.bias
+        qkv = torch.cat([torch.zeros_like(padded).repeat(1, 1, 2), values], dim=-1)
+    else:
+        qkv = padded @ attention.qkv.weight.double().T + attention.qkv.bias.double()
+
+    def logit(q, k, offset, head):
+        row = (offset[0] + wh - 1) * (2 * ww - 1) + offset[1] + ww - 1
+        return q @ k / math.sqrt(len(q)) + table[row, head]
+
+    out = attend_windows_by_hand(spec, size, qkv.unflatten(-1, (3, spec.num_heads, -1)), logit)
+    return out @ attention.proj.weight.double().T + attention.proj.bias.double()
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

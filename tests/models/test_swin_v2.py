@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import relative_error
+from conftest import attend_windows_by_hand, padded_to_windows, relative_error
 from torch import nn
 
 from vitdense import SwinV2
@@ -80,53 +80,22 @@ class Call(nn.Module):
 def brute_force_attention(attention, x):
     """Shifted cosine window attention written from the definition, query by query, in float64."""
     spec, hidden, out = attention.spec, attention.bias.cpb_mlp[0], attention.bias.cpb_mlp[2]
-    (wh, ww), (sh, sw), heads = spec.window, spec.shift, spec.num_heads
-    h, w, dim = x.shape
-    hp, wp, d = -(-h // wh) * wh, -(-w // ww) * ww, dim // heads
-    wq, wk, wv = attention.qkv.weight.view(3, heads, d, dim)
-    qb, vb = attention.q_bias.view(heads, d), attention.v_bias.view(heads, d)
-
-    def place(y, n, window, shift):  # of a padded row or column: window, position inside it, band after the roll
-        rolled = (y - shift) % n
-        return rolled // window, rolled % window, shift and (rolled >= n - window) + (rolled >= n - shift)
-
-    def token(y, z):
-        return x[y, z] if y < h and z < w else torch.zeros_like(x[0, 0])
+    bias = torch.cat([attention.q_bias, torch.zeros_like(attention.q_bias), attention.v_bias])
+    qkv = padded_to_windows(spec, x) @ attention.qkv.weight.T + bias
 
     def unit(vector):
         length = math.sqrt(sum(float(v) ** 2 for v in vector))
         return vector / length if length else vector
 
-    def spaced(offset, trained):
-        offset = 8 * offset / (trained - 1)
-        return math.copysign(math.log2(1 + abs(offset)) / 3, offset)
+    def logit(q, k, offset, head):
+        spaced = [8 * n / (trained - 1) for n, trained in zip(offset, spec.pretrained_window)]
+        spaced = torch.tensor([math.copysign(math.log2(1 + abs(n)) / 3, n) for n in spaced], dtype=x.dtype)
+        position = out.weight[head] @ (hidden.weight @ spaced + hidden.bias).clamp_min(0)
+        scale = min(math.exp(float(attention.logit_scale[head])), 100)
+        return scale * (unit(q) @ unit(k)) + 16 / (1 + math.exp(-position))
 
-    def position(dh, dw, head):
-        offsets = torch.tensor(
-            [spaced(dh, spec.pretrained_window[0]), spaced(dw, spec.pretrained_window[1])], dtype=x.dtype
-        )
-        logit = out.weight[head] @ (hidden.weight @ offsets + hidden.bias).clamp_min(0)
-        return 16 / (1 + math.exp(-logit))
-
-    result = torch.zeros(h, w, heads, d, dtype=x.dtype)
-    for y in range(h):
-        for z in range(w):
-            (wy, py, by), (wz, pz, bz) = place(y, hp, wh, sh), place(z, wp, ww, sw)
-            for head in range(heads):
-                scale = min(math.exp(float(attention.logit_scale[head])), 100)
-                q, logits, values = unit(wq[head] @ token(y, z) + qb[head]), [], []
-                for ky in range(hp):
-                    for kz in range(wp):
-                        (vy, ry, cy), (vz, rz, cz) = place(ky, hp, wh, sh), place(kz, wp, ww, sw)
-                        if (vy, vz) != (wy, wz):
-                            continue  # another window
-                        k = unit(wk[head] @ token(ky, kz))
-                        masked = -100 * ((cy, cz) != (by, bz))  # adjacent by the roll alone
-                        logits.append(scale * (q @ k) + position(py - ry, pz - rz, head) + masked)
-                        values.append(wv[head] @ token(ky, kz) + vb[head])
-                share = torch.stack(logits).softmax(0)
-                result[y, z, head] = share @ torch.stack(values)
-    return result.flatten(2) @ attention.proj.weight.T + attention.proj.bias
+    result = attend_windows_by_hand(spec, x.shape[:2], qkv.unflatten(-1, (3, spec.num_heads, -1)), logit)
+    return result @ attention.proj.weight.T + attention.proj.bias
 
 
 @pytest.mark.parametrize("shift", [(0, 0), (1, 1)])

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from conftest import add_row, relative_error
 from contract_rows import Row
+from test_vit import by_hand
 from torch import nn
 from torch._dynamo import config as dynamo
 
@@ -166,11 +167,6 @@ def attention_by_hand(attn, queries, centres, maps):
     return attn.output_proj(out.flatten(1))
 
 
-def norm_by_hand(norm, x):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.weight + norm.bias
-
-
 @torch.no_grad()
 def test_injector_and_extractor_are_the_definition():
     """For patches of 14 pixels and an image of 41x53: no size is a multiple of another. In float64."""
@@ -189,22 +185,22 @@ def test_injector_and_extractor_are_the_definition():
     parts, trunk = [h * w for h, w in sizes], (3, 4)
 
     def maps_of(norm, tokens):
-        return [part.unflatten(0, size) for part, size in zip(norm_by_hand(norm, tokens).split(parts), sizes)]
+        return [part.unflatten(0, size) for part, size in zip(by_hand(norm, tokens).split(parts), sizes)]
 
     def centres_of(size, stride):
         return [((column + 0.5) * stride, (row + 0.5) * stride) for row in range(size[0]) for column in range(size[1])]
 
-    query, maps = norm_by_hand(injector.query_norm, x[0]), zip(maps_of(injector.feat_norm, c[0]), (8, 16, 32))
+    query, maps = by_hand(injector.query_norm, x[0]), zip(maps_of(injector.feat_norm, c[0]), (8, 16, 32))
     want = x[0] + injector.gamma * attention_by_hand(injector.attn, query, centres_of(trunk, 14), list(maps))
     torch.testing.assert_close(injected[0], want)
 
     centres = [centre for size, stride in zip(sizes, (8, 16, 32)) for centre in centres_of(size, stride)]
-    values = norm_by_hand(extractor.feat_norm, after[0]).unflatten(0, trunk)
-    query = norm_by_hand(extractor.query_norm, c[0])
+    values = by_hand(extractor.feat_norm, after[0]).unflatten(0, trunk)
+    query = by_hand(extractor.query_norm, c[0])
     read = c[0] + attention_by_hand(extractor.attn, query, centres, [(values, 14)])
     ffn, wants = extractor.ffn, []
     kernel, bias = ffn.dwconv["dwconv"].weight[:, 0], ffn.dwconv["dwconv"].bias
-    for part, (h, w) in zip(ffn.fc1(norm_by_hand(extractor.ffn_norm, read)).split(parts), sizes):
+    for part, (h, w) in zip(ffn.fc1(by_hand(extractor.ffn_norm, read)).split(parts), sizes):
         part = F.pad(part.view(h, w, -1), (0, 0, 1, 1, 1, 1))
         mixed = sum(part[i : i + h, j : j + w] * kernel[:, i, j] for i in range(3) for j in range(3)) + bias
         wants.append(ffn.fc2(mixed * 0.5 * (1 + torch.erf(mixed / math.sqrt(2)))).flatten(0, 1))
