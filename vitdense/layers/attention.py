@@ -266,7 +266,7 @@ def attend_decomposed(
         folds = False  # takes up to 1.6 times as long
     else:
         # What either form writes, and the fused kernel reads, more than the other. With gradients, a third more for the
-        # sum: the gradient of all pairs is read once for each axis. Measured forms: docs/performance.md.
+        # sum: the gradient of all pairs is read once for each axis. Measured forms: CONTRIBUTING.md.
         pairs = h * w * nk * (4 if torch.is_grad_enabled() else 3) // 3
         folds = pairs > (h * w + (2 if on_cpu else 1) * nk) * folded_length(dim, keys)
     if folds:
