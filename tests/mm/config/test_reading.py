@@ -22,7 +22,7 @@ pytest.importorskip("mmdet")
         ("_base_ = 'mine.py'\n", r"_base_ leads back to .*mine\.py"),
         ("_base_ = 'missing.py'\n", r"missing\.py"),
         ("", "model"),
-        ("\ufeffmodel = dict()\n", r"mine\.py:1.*U\+FEFF"),
+        ("\ufeffmodel = dict()\n", r"U\+FEFF"),
         ("custom_imports = dict(imports=['no_such_module'])\nmodel = dict()\n", "no_such_module"),
     ],
 )

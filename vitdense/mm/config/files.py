@@ -58,9 +58,7 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     if not path.is_file():
         raise ConfigError(f"{above[-1]}: a base config is missing ({path}); _base_ is relative to the file")
     try:
-        tree = ast.parse(path.read_bytes().decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: got bytes that are not UTF-8 ({error}); save it as UTF-8") from error
+        tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
     bases = []

@@ -19,7 +19,7 @@ def raised_limits(cfg: Config, densest: int) -> dict[str, Any]:
     Values by dotted keys, such as ``model.test_cfg.rcnn.max_per_img``, in hundreds. Limits that suffice stay.
     """
     raised: dict[str, Any] = {}
-    for key, value in flat(cfg.model, "model").items():
+    for key, value in flat(cfg.model, "model", lambda node: isinstance(node, dict)).items():
         parent, _, name = key.rpartition(".")
         needed = LIMITS.get(name, 0) * densest
         if name == "max_per_img" and ".rpn" in parent:
