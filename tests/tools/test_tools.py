@@ -286,7 +286,7 @@ def test_predict_with_a_published_model_takes_several_images(tiny, trained, tool
         (["test", "{tiny}", "nothing.pth"], "nothing.pth"),
         (["test", "{tiny}", "{trained}", "--tta"], "--tta: "),
         (["predict", "{tiny}", "{trained}", "nothing.jpg"], "nothing.jpg"),
-        (["predict", "{tiny}", "one.jpg", "two.jpg"], "alone, which is no published model"),
+        (["predict", "{tiny}", "one.jpg", "two.jpg"], "alone, no published model"),
         (["test", "configs/nothing.py", "x.pth"], "nothing.py"),
     ],
     ids=["classes", "data", "resume", "checkpoint", "tta", "image", "no_checkpoint", "config"],

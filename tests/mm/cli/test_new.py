@@ -22,7 +22,6 @@ from vitdense.mm.cli import new
 from vitdense.mm.config import own_data
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model_index import fetched
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.config.swap import try_model
 
@@ -475,25 +474,3 @@ def test_a_dense_image_raises_the_limits(boxes, capsys):
     assert cfg.test_evaluator.type == "vitdense.FasterCocoMetric"
     assert run("check", "mine.py", "--cfg-options", "model.test_cfg.rcnn.max_per_img=100") == 0
     assert "--cfg-options model.test_cfg.rcnn.max_per_img=2200\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("method", "option", "weights"),
-    [
-        ("cascade", "model.backbone.init_cfg.checkpoint", "swin_tiny"),
-        ("rfdetr", "load_from", "https://storage.googleapis.com"),
-    ],
-)
-def test_downloads_of_the_training_are_named_with_their_option(boxes, capsys, method, option, weights):
-    boxes()
-    options = [*DETECTION, "a.py", "--method", method]
-    main(options)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("the training downloads")]
-    assert len(lines) == 1
-    assert f"{option}=FILE" in lines[0]
-    assert weights in lines[0]
-    Path("w.pth").touch()
-    cfg = load_config("a.py")
-    assert [*fetched(cfg)] == [option]
-    cfg.merge_from_dict({option: "w.pth"})
-    assert not fetched(cfg)

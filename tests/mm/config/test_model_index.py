@@ -89,7 +89,7 @@ def test_load_by_name(name, meta, classes, monkeypatch):
 
 
 def test_what_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="got no_such_model alone"):
+    with pytest.raises(ConfigError, match="no_such_model"):
         vitdense.load("no_such_model")
     with pytest.raises(ConfigError, match="rfdetr_s_coco"):
         vitdense.load("rfdetr_s_coc")
@@ -106,7 +106,7 @@ def test_what_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(published, "INDEX", index)
     with pytest.raises(ConfigError, match=r"http://host/a\.pth, expected an address https://"):
         vitdense.load("plain")
-    with pytest.raises(ConfigError, match="got none alone"):
+    with pytest.raises(ConfigError, match="none"):
         vitdense.load("none")
     with pytest.raises(ConfigError, match="one published model, got two_coco, two_ade20k"):
         vitdense.load("two")

@@ -25,7 +25,6 @@ def main(argv: Sequence[str]) -> int:
 
     from vitdense.mm.checks.report import report
     from vitdense.mm.config.load import load_config
-    from vitdense.mm.config.model_index import fetched
     from vitdense.mm.config.own_data import commands, config_text, read
     from vitdense.mm.config.print import check_new_file
     from vitdense.mm.console import exit_on_user_error
@@ -38,10 +37,7 @@ def main(argv: Sequence[str]) -> int:
             set_method(args)
         data = read(args)
         _write(args.out, config_text(args, data), data.written)
-        cfg = load_config(args.out)
-        for option, weights in fetched(cfg).items():
-            print(f"the training downloads {weights} once; without a network, give its file: {option}=FILE")
-        if status := report(cfg, trains=False):
+        if status := report(load_config(args.out), trains=False):
             print(f"\nThe errors stop a training. After mending: vitdense check {shlex.quote(str(args.out))}")
             return status
         print(f"\nvitdense check {shlex.quote(str(args.out))}  # seconds and memory of a step")

@@ -13,7 +13,6 @@ from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.files import read_text
-from vitdense.mm.config.base import flat
 from vitdense.mm.config.files import CONFIGS, find_config
 from vitdense.mm.config.load import config_of
 from vitdense.mm.config.query import as_list
@@ -64,35 +63,23 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
         config: A config; a work folder; or the name of a published model.
         checkpoint: A file, address or work folder; None for that of the work folder, or of the published model.
     """
-    if checkpoint is None and not Path(config).is_dir():
-        row = find_published(config)
-        if row is None:
-            near = difflib.get_close_matches(config, list_published())
-            models = f". Published models of like names: {', '.join(near)}" if near else ""
-            try:
-                find_config(config)
-                lack = "expected a checkpoint or a work folder too"
-            except ConfigError as error:  # it may be a backbone's name
-                lack = str(error)
-            raise ConfigError(f"got {config} alone, which is no published model; {lack}{models}")
-        print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
-        return row.config, row.address
-    return config, checkpoint or config
+    if checkpoint is not None or Path(config).is_dir():
+        return config, checkpoint or config
+    row = find_published(config)
+    if row is None:
+        near = difflib.get_close_matches(config, list_published())
+        if not near:
+            find_config(config)  # whose error says what else the name may mean
+        names = f"; names like it: {', '.join(near)}" if near else ""
+        raise ConfigError(f"got {config} alone, no published model; expected a checkpoint or a work folder too{names}")
+    print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
+    return row.config, row.address
 
 
 def trained_of(args: argparse.Namespace, measured: bool = False) -> tuple[Config, str]:
     """The config and the checkpoint of the parsed arguments of a tool; see `find_trained` and `find_checkpoint`."""
     config, checkpoint = find_trained(args.config, args.checkpoint)
     return config_of(argparse.Namespace(**{**vars(args), "config": config})), find_checkpoint(checkpoint, measured)
-
-
-def fetched(cfg: Config) -> dict[str, str]:
-    """Weights that a training downloads, if they are not in a cache yet: names or addresses, by their options."""
-    values = {"load_from": cfg.get("load_from"), **flat(cfg.get("default_hooks"), "default_hooks")}
-    values |= {} if values["load_from"] else flat(cfg.model, "model")  # load_from replaces weights of parts
-    ends = ("load_from", "exact_load.base", "init_cfg", "init_cfg.checkpoint")
-    found = {key: value for key, value in values.items() if key.endswith(ends) and value and isinstance(value, str)}
-    return {key: value for key, value in found.items() if not Path(value).expanduser().exists()}
 
 
 def list_published() -> list[str]:
