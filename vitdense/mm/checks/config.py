@@ -1,7 +1,7 @@
 """Checks of a config's values: torch and mm refuse some in a stack trace, and train with others that are wrong."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -43,8 +43,9 @@ def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     for where in (f"{split}_evaluator" for split in splits):
         named += [(METRICS, where, metric) for metric in as_list(cfg.get(where))]
     for registry, where, part in named:
-        if find_class(registry, part["type"], cfg) is None:
-            yield Fault(unknown_type(part["type"], cfg), where)
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind is not None and find_class(registry, kind, cfg) is None:
+            yield Fault(unknown_type(kind, cfg), where)
 
 
 def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:
