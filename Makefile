@@ -33,8 +33,11 @@ OTHERS := $(filter-out $(LONGEST:=/),$(wildcard tests/*/)) $(wildcard tests/test
 MARKED = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
 EXAMPLES ?= 1000
 WHAT ?= quick
-# Neither a network nor a GPU: some eleven minutes on two CPU cores.
-RUN_quick = $(PYTEST) $(WATCHED) -m 'not slow and not docs and not commands and not pairs' $(LONGEST) $(OTHERS)
+UNMARKED := not slow and not docs and not commands and not pairs
+# Neither a network nor a GPU: at most eight minutes on two CPU cores.
+RUN_quick = $(PYTEST) $(WATCHED) -m 'not long and $(UNMARKED)' $(LONGEST) $(OTHERS)
+# The tests of the same kind that take longer, one by one.
+RUN_long = $(PYTEST) $(WATCHED) -m 'long and $(UNMARKED)' $(call MARKED,long)
 # The commands as users start them, also in several processes: some five minutes.
 RUN_commands = $(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
 # What the pages, the notebook and the gallery show: about five minutes.
@@ -57,7 +60,7 @@ RUN_upstream = $(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/
 # The same file, the same answer as of pycocotools, mmcv and others.
 RUN_peers = $(PYTEST) $(WATCHED) -m 'not slow' tests/peers
 
-test: $(if $(filter upstream,$(WHAT)),$(UPSTREAM_READY),$(READY))  ## quick tests; WHAT=commands, docs, pairs, slow, losses, bands, faults, gpus, upstream or peers: others
+test: $(if $(filter upstream,$(WHAT)),$(UPSTREAM_READY),$(READY))  ## quick tests; WHAT=long, commands, docs, pairs, slow, losses, bands, faults, gpus, upstream or peers: others
 	$(or $(RUN_$(WHAT)),$(error WHAT: got $(WHAT); make help lists what there is))
 
 check: $(READY)  ## ruff: lint and formatting
