@@ -32,10 +32,9 @@ RECIPES = (
     *("sparse_rcnn_swin_nano_shapes", "dino_swin_nano_shapes"),
     *("rfdetr_nano_shapes", "rfdetr_seg_nano_shapes", "mask2former_swin_nano_shapes"),
 )
-NUM_RESULTS = {  # of a query and one of 8 classes
-    **{"sparse_rcnn_swin_nano_shapes": 320, "dino_swin_nano_shapes": 2400, "rfdetr_nano_shapes": 1600},
-    **{"mask2former_swin_nano_shapes": 160, "eomt_nano_shapes": 160},
-}
+# Of a query and one of 8 classes.
+NUM_RESULTS = {"sparse_rcnn_swin_nano_shapes": 320, "dino_swin_nano_shapes": 2400, "rfdetr_nano_shapes": 1600}
+NUM_RESULTS |= {"mask2former_swin_nano_shapes": 160, "eomt_nano_shapes": 160}
 
 
 class Maps(nn.Module):
@@ -87,12 +86,8 @@ def detector(name: str, tmp_path, build=build_model) -> nn.Module:
 
 def sample(padded: bool) -> DetDataSample:
     size = PADDED if padded else SIZE  # some see whole maps only
-    one = DetDataSample(
-        metainfo={
-            **{"img_shape": size, "ori_shape": size, "pad_shape": PADDED, "batch_input_shape": PADDED},
-            "scale_factor": (1.0, 1.0),
-        }
-    )
+    shapes = {"img_shape": size, "ori_shape": size, "pad_shape": PADDED, "batch_input_shape": PADDED}
+    one = DetDataSample(metainfo={**shapes, "scale_factor": (1.0, 1.0)})
     masks = np.zeros((2, *PADDED), np.uint8)
     masks[0, 5:40, 1100:1290] = masks[1, 9:60, 700:731] = 1
     boxes = torch.tensor([[1100.3, 5.1, 1289.7, 39.6], [700.2, 9.4, 730.9, 59.9]])
@@ -119,9 +114,7 @@ def test_boxes_are_those_of_float32(name, tmp_path):
     (half,), (full,) = of_both(model, name, lambda x, samples: model(x, samples, mode="predict"))
     half, full = half.pred_instances, full.pred_instances
     assert len(half) == len(full) > 5
-    assert (
-        half.bboxes[:, 2:] >= half.bboxes[:, :2]
-    ).all()  # also of random points and proposals, many of them inverted
+    assert (half.bboxes[:, 2:] >= half.bboxes[:, :2]).all()  # also of random points and proposals, many inverted
     assert half.bboxes.dtype == torch.float32
     assert full.bboxes[:, 2].max() > 1100
     torch.testing.assert_close(half.bboxes, full.bboxes, atol=1e-3, rtol=0)

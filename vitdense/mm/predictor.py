@@ -103,7 +103,7 @@ class Predictor:
         dataset: Config of its test data.
         reader: Of images, by the test pipeline.
         operating_point: Of the checkpoint, which an extension reads; None without one.
-        score_thr: Minimum score of detections, or those of the classes.
+        score_thr: Minimum score of detections, or of each class.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Predictor:
         Args:
             images: One image, or several: paths; the bytes of files; Pillow's images; arrays [H, W, 3] of uint8, RGB;
                 tensors [3, H, W] of uint8, RGB. Any sizes. The same pixels have the same result, whatever they come as.
-            score_thr: Minimum score of detections, 0 to 1; default: that of the model.
+            score_thr: Minimum score of detections, 0 to 1; by default the model's.
             batch_size: Images of one size are predicted together, this many at a time. Each has the result that it has
                 alone, up to rounding.
 
@@ -287,10 +287,10 @@ class ImageReader:
 def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str] | None = None) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` has `classes`, and `palette` if there is one: those of the checkpoint, which may be of RF-DETR's
-    own trainer. Else they are the given ones; those of the type of the test data at the address of a published model;
-    or those of the test data of the config, which is logged. Where a file of another project names its outputs, or
-    `classes` does, heads have as many as there are names.
+    Its `dataset_meta` has `classes`, and `palette` if there is one. They come from the checkpoint, also of RF-DETR's
+    own trainer; else from `classes`, or from the type of the test data at the address of a published model; else from
+    the test data of the config, which is logged. Heads have as many outputs as a file of another project, or `classes`,
+    names.
 
     Args:
         cfg: Its config, which stays as it is.

@@ -77,10 +77,7 @@ def test_a_segmentor_of_queries_is_padded_and_cut_as_mmseg_does():
     image = torch.randn(1, 3, 70, 97)
     with torch.no_grad():
         got = Segmentor(model)(image)["logits"]
-        data = {
-            "inputs": [image[0]],
-            "data_samples": [SegDataSample(metainfo={"ori_shape": (70, 97), "img_shape": (70, 97)})],
-        }
+        sample = SegDataSample(metainfo={"ori_shape": (70, 97), "img_shape": (70, 97)})
         model.data_preprocessor._enable_normalize = model.data_preprocessor._channel_conversion = False
-        want = model.test_step(data)[0].seg_logits.data
+        want = model.test_step({"inputs": [image[0]], "data_samples": [sample]})[0].seg_logits.data
     torch.testing.assert_close(got[0], want)

@@ -52,9 +52,8 @@ def samples(objects):
     """One image per number of objects; proposals lie on the objects and elsewhere."""
     images, proposals = [], []
     for n in objects:
-        image = DetDataSample(
-            metainfo={"img_shape": (SIDE, SIDE), "ori_shape": (SIDE, SIDE), "scale_factor": (1.0, 1.0)}
-        )
+        shape = (SIDE, SIDE)
+        image = DetDataSample(metainfo={"img_shape": shape, "ori_shape": shape, "scale_factor": (1.0, 1.0)})
         truth = boxes(n)
         masks = BitmapMasks(torch.ones(n, SIDE, SIDE).numpy().astype("uint8"), SIDE, SIDE)
         image.gt_instances = InstanceData(bboxes=truth, labels=torch.arange(n) % CLASSES, masks=masks)

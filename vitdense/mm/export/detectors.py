@@ -222,7 +222,7 @@ def _of_rfdetr(
 class FixedRoIExtractor(nn.Module):
     """mmdet's `SingleRoIExtractor`, with RoIAlign by the mean, without shapes that depend on the boxes.
 
-    Every level sees all RoIs; those of other levels have no area there, hence no samples, and cost next to nothing.
+    Every level sees all RoIs; RoIs of other levels have no area there, hence no samples, and cost next to nothing.
     """
 
     def __init__(self, extractor: SingleRoIExtractor) -> None:

@@ -164,7 +164,7 @@ class ExactLoadHook(Hook):
 
 @HOOKS.register_module()
 class GuardModelHook(Hook):
-    """`guard_model` in a Runner, our own or that of mm's tools."""
+    """`guard_model` in a Runner, our own or one of mm's tools."""
 
     priority = "VERY_HIGH"  # before hooks that copy the model, such as EMAHook
 

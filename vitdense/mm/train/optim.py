@@ -35,9 +35,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's constructor with layer-wise learning-rate decay. It logs one table, not a line per parameter.
 
     The formula is detectron2's for ViTDet. With L blocks, the stem gets ``rate ** (L + 1)`` of the learning rate and
-    block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. These
-    factors multiply those of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``. Frozen parameters are left
-    out.
+    block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. They
+    multiply the factors of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``. Frozen ones are left out.
 
     Args:
         optim_wrapper_cfg: As for the default constructor.
@@ -156,7 +155,7 @@ def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -
 class TwoWarmupsLR(_ParamScheduler):
     """The schedule of EoMT's authors; see `two_warmups`. It counts iterations.
 
-    The groups of the optimiser are those of `LayerDecayOptimWrapperConstructor`, whose names tell the trunk.
+    The groups of the optimiser come from `LayerDecayOptimWrapperConstructor`: their names tell the trunk.
 
     Args:
         warmups: Steps of the first and of the second warm-up.

@@ -65,10 +65,10 @@ class Runner(mmengine.runner.Runner):
     began: bool = False  # whether the folder is its own: after the first step, before the first save
 
     def dump_config(self) -> None:
-        """Nothing: mmengine's constructor calls it, and the work folder may be that of another training still."""
+        """Nothing: mmengine's constructor calls it, and the work folder may still be another training's."""
 
     def begin(self) -> None:
-        """Make the work folder that of this training; until then it has its log alone."""
+        """Take the work folder for this training; until then it gets its log alone."""
         if self.began or self.kept is None:
             return
         self.began = True
@@ -134,7 +134,7 @@ class Runner(mmengine.runner.Runner):
         return bool(x.isfinite().all())
 
     def are_finite(self, gradients: Sequence[Tensor]) -> bool:
-        """Whether gradients are finite, by their norm: that of clipping, which has just been computed and logged."""
+        """Whether gradients are finite, by their norm, which clipping has just computed and logged."""
         wrapper = self.optim_wrapper
         if wrapper.clip_grad_kwargs and wrapper.clip_func is nn.utils.clip_grad_norm_:
             return math.isfinite(self.message_hub.get_scalar(f"train/{wrapper.grad_name}").current())
