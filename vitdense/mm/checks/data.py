@@ -13,9 +13,9 @@ from mmengine.config import Config
 from vitdense.mm.checks.sets import SAME_NAMES, DataSet
 from vitdense.mm.config.classes import annotation_file, effective_classes, model_classes, model_things, numbers_by_file
 from vitdense.mm.config.query import as_list, class_heads, nodes
-from vitdense.mm.data.classes import names_faults
+from vitdense.mm.data.classes import alike, names_faults
 from vitdense.mm.data.coco import overview
-from vitdense.mm.data.faults import Fault, caught
+from vitdense.mm.data.faults import Fault, Faults, caught
 from vitdense.mm.data.images import copied, evenly_spaced
 from vitdense.mm.errors import ConfigError, join_some
 
@@ -39,7 +39,9 @@ def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """The classes of the model against the heads, the data sets and their annotation files: all meet by name."""
     yield from caught(_classes_of_heads, cfg)
-    model = model_classes(cfg)
+    model, faults = model_classes(cfg), Faults()
+    faults.add("classes have names that differ in case alone", *alike(model or ()), grave=False, fix=SAME_NAMES)
+    yield from faults
     for one in (one for one in sets if one.kind is not None):
         own = effective_classes(one.dataset, one.kind)
         if one.file is None:  # of a file, its reader says it

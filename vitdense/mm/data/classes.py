@@ -1,13 +1,20 @@
 """Labels by name: the mapping between the classes of a model and those of data sets, metrics and checkpoints."""
 
 import itertools
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from vitdense.errors import CONTROL
 from vitdense.mm.data.faults import Faults
 from vitdense.mm.errors import join_some
 from vitdense.results.draw import distinct_colours
+
+
+def clean(name: Any) -> Any:
+    """A name as it is compared: in Unicode's form NFC, without white space around it. What is no text stays."""
+    return unicodedata.normalize("NFC", name).strip() if isinstance(name, str) else name
 
 
 def names_faults(names: Sequence[str]) -> Faults:
@@ -19,11 +26,17 @@ def names_faults(names: Sequence[str]) -> Faults:
     return faults
 
 
+def alike(names: Sequence[str]) -> list[str]:
+    """Names that differ in case alone, beside each other."""
+    counts = Counter(map(str.casefold, names))
+    return sorted((name for name in names if counts[name.casefold()] > 1), key=str.casefold)
+
+
 def category_ids(classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
     """The ids of COCO categories by name, in the order of `classes`; one without a category gets an unused id."""
-    ids = {category["name"]: category["id"] for category in categories}
+    ids = {clean(category["name"]): category["id"] for category in categories}
     unused = itertools.count(max(ids.values(), default=0) + 1)
-    return [ids[name] if name in ids else next(unused) for name in classes]
+    return [ids[name] if name in ids else next(unused) for name in map(clean, classes)]
 
 
 def label_map(values: Sequence[str], classes: Sequence[str], ignored: int = 255) -> dict[int, int]:
@@ -52,12 +65,13 @@ def meta_of(checkpoint: Mapping) -> Mapping:
 def classes_of(checkpoint: Mapping) -> tuple[str, ...] | None:
     """The class names in a checkpoint, in the order of its outputs; None where it has none."""
     found = meta_of(checkpoint).get("classes")
-    return None if not found else (found,) if isinstance(found, str) else tuple(found)
+    return None if not found else tuple(map(clean, (found,) if isinstance(found, str) else found))
 
 
 def difference(checkpoint: Sequence[str], data: Sequence[str]) -> str | None:
     """What is wrong with the outputs of a checkpoint for the classes of the data; None: nothing."""
-    if tuple(checkpoint) == tuple(data):
+    checkpoint, data = [*map(clean, checkpoint)], [*map(clean, data)]
+    if checkpoint == data:
         return None
     pairs = [f"{a} for {b}" for a, b in itertools.zip_longest(checkpoint, data, fillvalue="none") if a != b]
     return (

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitdense.errors import CONTROL
 from vitdense.files import read_text, state_of
-from vitdense.mm.data.classes import names_faults
+from vitdense.mm.data.classes import clean, names_faults
 from vitdense.mm.data.faults import Fault, Faults, Samples
 from vitdense.mm.errors import ConfigError
 
@@ -26,6 +26,7 @@ KEYS = {  # that mmdet and the metric read, without a default, and their types
     "categories": {"id": int, "name": str},
 }
 FAR = 10  # times the longer side of the image
+RENAMED = "renamed by vitdense"  # of the content of a file: names of categories as they are in it
 KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
 MUCH = 0.3  # of the annotations, that training leaves out
 AREA = 16  # pixels that an area may be off: of small masks, pixels and outlines differ
@@ -80,7 +81,13 @@ def parse(file: Path) -> Any:
 @lru_cache(2)  # of a training and of its validation
 def _parsed(file: Path, _state: tuple) -> Any:
     try:
-        return json.loads(read_text(file))
+        content = json.loads(read_text(file))
+        categories = content.get("categories") if isinstance(content, dict) else None
+        for one in categories if isinstance(categories, list) else ():
+            if isinstance(one, dict) and one.get("name") != clean(one.get("name")):
+                content.setdefault(RENAMED, []).append(one["name"])
+                one["name"] = clean(one["name"])
+        return content
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
 
@@ -135,6 +142,8 @@ def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> No
 def common_faults(content: Mapping[str, Sequence[Mapping]]) -> Faults:
     """Faults of images, categories, names and ids, in files of instances and of panoptic segments."""
     faults = names_faults([category["name"] for category in content["categories"]])
+    what = "names of categories have white space around them or another form of Unicode (NFC), and are taken without"
+    faults.add(what, *map(ascii, content.get(RENAMED, ())), grave=False)
 
     def twice(kind: str, key: str) -> list:
         counts = Counter(item[key] for item in content[kind] if key in item)
@@ -389,6 +398,7 @@ def _overview(ann_file: Path, _state: tuple) -> Overview:
             categories = json.loads(text)["categories"]
         else:
             categories, _ = json.JSONDecoder().raw_decode(text, starts[0])
+        categories = [{**category, "name": clean(category["name"])} for category in categories]
         names = tuple(category["name"] for category in categories)
         if not all(isinstance(name, str) for name in names):
             raise TypeError(f"names of categories {names} are no text")
