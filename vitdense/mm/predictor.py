@@ -228,7 +228,7 @@ class Predictor:
         found = sample.pred_instances
         scores, least_scores = found.scores.cpu(), least(threshold, found.labels.cpu().numpy())
         found = found[scores >= torch.as_tensor(least_scores).to(scores)].cpu()  # masks of some heads are on it already
-        shown["skeleton"] = self.skeleton
+        shown |= {"skeleton": self.skeleton, "category_ids": self.model.dataset_meta.get("category_ids", ())}
         return Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
 
 

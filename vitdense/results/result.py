@@ -32,6 +32,7 @@ class Result(Output):
         names: Names of the classes.
         palette: Their colours, [classes, 3] uint8 RGB; by default `draw.distinct_colours`.
         skeleton: Pairs of keypoints that `plot` joins.
+        category_ids: Ids of the classes in the data of the training; empty where they are not known.
     """
 
     rle: list[dict] | None = field(default=None, repr=False)
@@ -39,6 +40,7 @@ class Result(Output):
     names: Sequence[str] = ()
     palette: np.ndarray | None = field(default=None, repr=False)
     skeleton: Sequence[tuple[int, int]] = ()
+    category_ids: Sequence[int] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.rle is not None:
@@ -109,13 +111,13 @@ class Result(Output):
 
         Args:
             image_id: Id of the image in the data set.
-            category_ids: Ids of `names`; by default 1 to their number.
+            category_ids: Ids of `names`; by default those of the training, or from 1 on where they are not known.
 
         Raises:
             OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments.
         """
         self._need("boxes", "to_coco")
-        ids = range(1, len(self.names) + 1) if category_ids is None else category_ids
+        ids = category_ids if category_ids is not None else self.category_ids or range(1, len(self.names) + 1)
         found = []
         for i, (x1, y1, x2, y2) in enumerate(self.boxes.tolist()):
             score, label = float(self.scores[i]), int(self.labels[i])

@@ -1,12 +1,14 @@
 """Keypoints: read by name, moved with the image, checked, and measured as COCO does."""
 
 import json
+import unicodedata
 
 import cv2
 import numpy as np
 import pytest
 
 pytest.importorskip("mmdet")
+from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 
 import vitdense  # noqa: F401
@@ -22,8 +24,11 @@ from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
 from vitdense.extensions.keypoints.metric import KeypointMetric
 from vitdense.extensions.keypoints.steps import Keypoints
 from vitdense.mm.checks.sets import data_sets
+from vitdense.mm.config.classes import follow_points
 from vitdense.mm.config.load import load_config
+from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError
+from vitdense.results.result import Result
 
 NAMES = FIGURE["keypoints"]
 
@@ -41,7 +46,10 @@ def test_a_mirror_by_names():
     assert Kinds(("LeftEye", "RightEye", "tail", "L-ear", "R-ear")).mirrored == [1, 0, 2, 4, 3]
     assert Kinds(("LShoulder", "RShoulder", "eye.left", "eye.right")).mirrored == [1, 0, 3, 2]
     assert Kinds(("left_eye", "bright eye", "eye_lid")).mirrored == [0, 1, 2]
+    assert Kinds(("NOSE", "LEFT_EYE", "RIGHT_EYE", "LEFT EAR", "RIGHT EAR")).mirrored == [0, 2, 1, 4, 3]
+    assert Kinds(("Left_Eye", "Right_Eye", "leftEar", "rightEar")).mirrored == [1, 0, 3, 2]
     assert len(person.sigmas) == 17
+    assert kinds_of({"keypoints": PERSON["keypoints"][::-1]}).sigmas == person.sigmas[::-1]
     assert kinds_of({"keypoints": NAMES}).sigmas == ()  # of no one else
 
 
@@ -171,10 +179,99 @@ def test_what_the_config_says_comes_first(tmp_path):
     for about, match in (
         ({"classes": ("other",)}, "no 'keypoints'"),
         ({"classes": ("Pose",)}, "got Pose, expected one of its categories, pose, other"),
-        ({"classes": ("pose",), "keypoints": ("a", "b", "c")}, "other keypoints than"),
+        ({"classes": ("pose",), "keypoints": ("a", "b", "c")}, "expected a, b, c"),
     ):
         with pytest.raises(ConfigError, match=match):
             metainfo_of(tmp_path / "a.json", about)
+
+
+ORDER = [2, 0, 1]  # of another file
+
+
+def in_another_order(content, change=str):
+    """The same content, its keypoints in `ORDER` and under other forms of their names."""
+    (pose, other), places = content["categories"], [ORDER.index(i) + 1 for i in range(3)]
+    pose = {**pose, "keypoints": [change(pose["keypoints"][i]) for i in ORDER]}
+    pose["skeleton"] = [[places[a - 1], places[b - 1]] for a, b in pose["skeleton"]]
+    if "sigmas" in pose:
+        pose["sigmas"] = [pose["sigmas"][i] for i in ORDER]
+    rows = [
+        {**one, "keypoints": [v for i in ORDER for v in one["keypoints"][3 * i : 3 * i + 3]]}
+        for one in content["annotations"]
+    ]
+    return {**content, "categories": [pose, other], "annotations": rows}
+
+
+@pytest.mark.parametrize("change", [str, lambda name: f" {name} ", lambda name: unicodedata.normalize("NFD", name)])
+def test_keypoints_meet_by_name(tmp_path, change):
+    about = {"keypoints": ["näse", "left_eye", "right_eye"], "sigmas": [0.1, 0.2, 0.3]}
+    plain = content(RIGHT, [*RIGHT[3:], *RIGHT[:3]], **about)
+    for name, made in (("a", plain), ("b", in_another_order(plain, change))):
+        (tmp_path / f"{name}.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+    init_default_scope("mmdet")
+    loaders = {
+        split: {"dataset": {"type": "vitdense.KeypointDataset", "data_root": str(tmp_path), "ann_file": f"{name}.json"}}
+        for split, name in (("train", "a"), ("val", "b"))
+    }
+    cfg = Config({f"{split}_dataloader": loader for split, loader in loaders.items()})
+    follow_points(cfg)
+    assert "metainfo" not in cfg.train_dataloader.dataset
+    options = {"data_prefix": {"img": ""}, "pipeline": []}
+    first, other = (DATASETS.build({**cfg[f"{split}_dataloader"].dataset, **options}) for split in loaders)
+    assert first.metainfo == other.metainfo
+    assert [one["mask"] for one in first[0]["instances"]] == [one["mask"] for one in other[0]["instances"]]
+    follow_points(cfg, [about["keypoints"][i] for i in ORDER])  # of a checkpoint
+    turned = DATASETS.build({**cfg.train_dataloader.dataset, **options})
+    assert turned.metainfo["sigmas"] == (0.3, 0.1, 0.2)
+    assert turned.metainfo["skeleton"] == ((1, 2),)
+    assert turned[0]["instances"][0]["mask"] == {"points": [0, 0, 0, 10, 20, 2, 30, 40, 1], "mirrored": [2, 1, 0]}
+    with pytest.raises(ConfigError, match="expected tail"):
+        follow_points(cfg, ["näse", "left_eye", "tail"])
+    boxes, points = np.float32([[0, 0, 9, 9]] * 2), np.float32([one["mask"]["points"] for one in first[0]["instances"]])
+    found = {"bboxes": boxes, "scores": np.ones(2), "labels": np.zeros(2, int), "keypoints": points.reshape(2, 3, 3)}
+    for name in "ab":
+        metric = KeypointMetric(ann_file=str(tmp_path / f"{name}.json"), metric="bbox")
+        metric.dataset_meta = first.metainfo
+        assert metric.compute_metrics([({"img_id": 1}, found)])["keypoints_mAP"] == 1
+
+
+def test_predictions_have_the_order_of_the_file(tmp_path):
+    (tmp_path / "b.json").write_text(json.dumps(in_another_order(content(RIGHT))))
+    names, points = CATEGORY["keypoints"], np.float32([[[1, 2, 0.9], [3, 4, 0.8], [5, 6, 0.7]]])
+    for order, file in (([0, 1, 2], None), (ORDER, "b.json")):
+        dataset = {"data_root": str(tmp_path), "ann_file": file} if file else {}
+        made = CocoPredictions(["pose"], dataset, meta={"keypoints": names, "category_ids": [3]})
+        made.add(
+            tmp_path / "x.png",
+            Result(
+                image=np.zeros((9, 9, 3), np.uint8),
+                names=["pose"],
+                boxes=np.float32([[0, 0, 9, 9]]),
+                scores=np.float32([0.9]),
+                labels=np.array([0]),
+                keypoints=points,
+            ),
+        )
+        made.write(tmp_path / "found.json", as_dataset=True)
+        found = json.loads((tmp_path / "found.json").read_text())
+        assert found["categories"][0]["keypoints"] == [names[i] for i in order]
+        assert found["categories"][0]["id"] == found["annotations"][0]["category_id"] == 3
+        assert found["annotations"][0]["keypoints"][::3] == [[1, 3, 5][i] for i in order]
+
+
+def test_other_names_are_a_fault_and_another_order_is_said(root, tmp_path):
+    cfg = load_config("rfdetr_keypoints_nano_figures", {"data_root": str(root)})
+    made = json.loads((root / "annotations/keypoints_val.json").read_text())
+    (category,) = made["categories"]
+    for names, said in ((NAMES[::-1], "another order"), ([*NAMES[1:], "tail"], "others than")):
+        category["keypoints"] = names
+        (tmp_path / "val.json").write_text(json.dumps(made))
+        cfg.val_dataloader.dataset.update(type="vitdense.KeypointDataset", ann_file=str(tmp_path / "val.json"))
+        cfg.val_dataloader.dataset.metainfo = {"classes": ("figure",)}
+        cfg.val_dataloader.dataset.pop("draw", None)
+        follow_points(cfg)
+        found = [(said in str(fault), fault.grave) for fault in data_sets(cfg, ["val"])[0].faults(False, ())]
+        assert (True, said == "others than") in found
 
 
 def test_checks_of_a_config(root):

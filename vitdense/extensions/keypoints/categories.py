@@ -2,15 +2,16 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from vitdense.mm.data.classes import clean
 from vitdense.mm.data.coco import NUMBER, TOLERANCE, overview
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.errors import ConfigError
+from vitdense.mm.errors import ConfigError, join_some
 
 LIMBS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 # How far annotators of COCO's people disagree (cocodataset.org/#keypoints-eval), each for left and right.
@@ -48,22 +49,46 @@ class Kinds(NamedTuple):
         others = [tuple(SIDES.get(word, word) for word in one) for one in words]
         return [words.index(other) if other in words else i for i, other in enumerate(others)]
 
+    def places_of(self, names: Sequence[str]) -> list[int]:
+        """Where keypoints are here, by their names.
+
+        Raises:
+            ConfigError: Others are here.
+        """
+        names = [clean(name) for name in names]
+        if sorted(names) != sorted(self.keypoints):
+            here, there = (sorted({*a} - {*b}) for a, b in ((self.keypoints, names), (names, self.keypoints)))
+            raise ConfigError(
+                f"keypoints: got {join_some(here) or 'fewer'}, expected {join_some(there) or 'fewer'}; give the same "
+                f"keypoint the same name in both"
+            )
+        return [self.keypoints.index(name) for name in names]
+
+    def in_order(self, names: Sequence[str]) -> "Kinds":
+        """The same keypoints in another order; see `places_of`."""
+        places = self.places_of(names)
+        skeleton = tuple((places.index(a), places.index(b)) for a, b in self.skeleton)
+        return Kinds(tuple(map(clean, names)), skeleton, tuple(self.sigmas[i] for i in places if self.sigmas))
+
 
 def _words(name: str) -> tuple[str, ...]:
-    """Of left_eye, left-eye, eye.left, LeftEye, LEye or L_eye."""
-    return tuple(re.split(r"[-_ .]", re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=^[LR])(?=[A-Z])", "_", name).lower()))
+    """Of left_eye, left-eye, eye.left, LeftEye, LEFT_EYE, LEye or L_eye."""
+    parts = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=^[LR])(?=[A-Z][a-z])", "_", name).lower()
+    return tuple(re.split(r"[-_ .]", parts))
 
 
 def kinds_of(category: Mapping) -> Kinds:
     """The keypoints of a category of COCO. Those with the names of COCO's person have its sigmas."""
-    names = tuple(category.get("keypoints") or ())
-    known = PERSON["sigmas"] if names == tuple(PERSON["keypoints"]) else ()
+    names = tuple(clean(name) for name in category.get("keypoints") or ())
+    known = {*names} == {*PERSON["keypoints"]}
+    sigmas = [PERSON["sigmas"][PERSON["keypoints"].index(name)] for name in names] if known else ()
     skeleton = tuple((a - 1, b - 1) for a, b in category.get("skeleton") or ())
-    return Kinds(names, skeleton, tuple(category.get("sigmas") or known))
+    return Kinds(names, skeleton, tuple(category.get("sigmas") or sigmas))
 
 
 def metainfo_of(file: Path, metainfo: Mapping[str, Any]) -> dict[str, Any]:
-    """The `metainfo` of a data set of a file: its own, completed by the category of the first class, or of the file.
+    """The `metainfo` of a data set of a file: its own, completed by the category of the first class, or of the file, in
+    the order of its ``keypoints``.
 
     Raises:
         ConfigError: It is no COCO annotation file, or has no such category, or several with keypoints; the category has
@@ -79,11 +104,29 @@ def metainfo_of(file: Path, metainfo: Mapping[str, Any]) -> dict[str, Any]:
         )
     if faults := list(category_faults(categories[names[0]])):
         raise ConfigError(f"{file}: {faults[0]}")
-    own = kinds_of(categories[names[0]])
-    about = {"classes": (names[0],), **own._asdict(), **metainfo}
-    if tuple(about["keypoints"]) != own.keypoints:
-        raise ConfigError(f"metainfo: got other keypoints than {file}, by whose names flips swap sides; leave them out")
-    return about
+    try:
+        own = kinds_of(categories[names[0]])
+        own = own.in_order(metainfo.get("keypoints") or own.keypoints)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+    return {"classes": (names[0],), **own._asdict(), **metainfo, "keypoints": own.keypoints}
+
+
+def with_points(content: Mapping, classes: Collection[str], names: Sequence[str]) -> dict[str, Any]:
+    """The content of an annotation file with the keypoints of every object of these classes in the order of `names`:
+    by default, they are not labelled.
+
+    Raises:
+        ConfigError: A class has other keypoints.
+    """
+    categories = [one for one in content["categories"] if clean(one["name"]) in classes]
+    places = {one["id"]: kinds_of(one).places_of(names) for one in categories}
+    annotations = []
+    for one in content.get("annotations", ()):
+        given = one.get("keypoints") if one["category_id"] in places else None
+        points = [v for i in places[one["category_id"]] for v in given[3 * i : 3 * i + 3]] if given else []
+        annotations.append({**one, "keypoints": points or [0] * (3 * len(names))})
+    return {**content, "annotations": annotations}
 
 
 def category_faults(category: Mapping) -> Iterator[Fault]:
@@ -92,7 +135,7 @@ def category_faults(category: Mapping) -> Iterator[Fault]:
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         yield Fault(f"{where} has no 'keypoints', a list of names", fix="give those of a file of COCO's keypoints")
         return
-    if len(set(names)) < len(names):
+    if len({*map(clean, names)}) < len(names):
         yield Fault(f"{where} has keypoints of the same name")
     pairs = category.get("skeleton") or ()
     numbers = {*range(1, len(names) + 1)}

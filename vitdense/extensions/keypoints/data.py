@@ -1,26 +1,37 @@
 """Data sets of keypoints for mmdet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitdense.extensions.keypoints.categories import PERSON, kinds_of, metainfo_of
+from vitdense.extensions.keypoints.categories import PERSON, Kinds, kinds_of, metainfo_of, with_points
 from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
+from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.data.detection import CocoDataset, NamedCOCO
 from vitdense.mm.data.shapes import PALETTE, DrawnOnDemand
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import DATASETS
 
 
 class KeypointCOCO(NamedCOCO):
-    """Boxes, and in the place of masks keypoints."""
+    """Boxes, and in the place of masks keypoints.
+
+    Args:
+        *args: Of the base.
+        classes: Those that have keypoints.
+        keypoints: Their names, in the order that points get.
+        **options: Of the base.
+    """
+
+    def __init__(self, *args: Any, classes: Sequence[str], keypoints: Sequence[str], **options: Any) -> None:
+        self.classes, self.keypoints = classes, keypoints
+        super().__init__(*args, **options)
 
     def index(self, content: Mapping) -> None:
-        mirrored = {category["id"]: kinds_of(category).mirrored for category in content["categories"]}
-        rows = []
-        for one in content.get("annotations", ()):
-            own = mirrored.get(one["category_id"], [])
-            points = one.get("keypoints") or [0] * (3 * len(own))
-            rows.append({**one, "segmentation": {"points": points, "mirrored": own}})
+        content, mirrored = with_points(content, self.classes, self.keypoints), Kinds(self.keypoints).mirrored
+        masks = [{"points": one["keypoints"], "mirrored": mirrored} for one in content["annotations"]]
+        rows = [{**one, "segmentation": mask} for one, mask in zip(content["annotations"], masks)]
         super().index({**content, "annotations": rows})
 
 
@@ -29,7 +40,8 @@ class KeypointDataset(CocoDataset):
     """`CocoDataset` of one class with keypoints, as COCO's people have them.
 
     Its `metainfo` has ``keypoints``, ``skeleton`` and ``sigmas`` too, see `Kinds`: its own, else of the category in the
-    annotation file, else of COCO's person. A step `LoadKeypoints` loads them.
+    annotation file, else of COCO's person. A step `LoadKeypoints` loads them. Points, skeleton and sigmas of the file
+    have the order of ``keypoints``, by name.
 
     Args:
         drop_doubles: See `CocoDataset`.
@@ -39,14 +51,37 @@ class KeypointDataset(CocoDataset):
         ConfigError: The category has no keypoints, or its skeleton or sigmas are those of others.
     """
 
-    COCOAPI = KeypointCOCO
     METAINFO = {"classes": ("person",), "palette": [(220, 20, 60)], **kinds_of(PERSON)._asdict()}  # noqa: RUF012
 
     def __init__(self, *args: Any, ann_file: str = "", metainfo: dict | None = None, **options: Any) -> None:
         file = Path(options.get("data_root") or "", ann_file)
         if ann_file and file.is_file():
             metainfo = metainfo_of(file, metainfo or {})
+            self.COCOAPI = partial(KeypointCOCO, classes=metainfo["classes"], keypoints=metainfo["keypoints"])
         super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
+
+    @staticmethod
+    def points_of(dataset: Mapping) -> Kinds | None:
+        """The keypoints of a data set by its config; None, if its file is absent, or has a fault that a check says."""
+        file = annotation_file(dataset)
+        if not file or not Path(file).is_file():
+            return None
+        try:
+            about = metainfo_of(Path(file), dataset.get("metainfo") or {})
+        except ConfigError:
+            return None
+        return Kinds(*(tuple(about[field]) for field in Kinds._fields))
+
+    @classmethod
+    def follow(cls, dataset: dict, kinds: Kinds, is_learned: bool) -> None:
+        """Give the config of a data set the keypoints of the model by name; `is_learned`: also their skeleton and
+        sigmas, which are those of all that are learned together. Of others the checks say it."""
+        own = cls.points_of(dataset)
+        if own is None or sorted(own.keypoints) != sorted(kinds.keypoints):
+            return
+        wanted = kinds if is_learned else own.in_order(kinds.keypoints)
+        if own != wanted:
+            dataset["metainfo"] = {**(dataset.get("metainfo") or {}), **wanted._asdict()}
 
 
 @DATASETS.register_module()

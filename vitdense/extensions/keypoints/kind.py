@@ -3,10 +3,11 @@
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from vitdense.extensions.keypoints.categories import PERSON, keypoint_faults, metainfo_of
-from vitdense.mm.checks.sets import AnnotatedSet
-from vitdense.mm.config.query import type_name
-from vitdense.mm.data.coco import parse
+from vitdense.extensions.keypoints.categories import PERSON, keypoint_faults, kinds_of, metainfo_of
+from vitdense.mm.checks.sets import SAME_NAMES, AnnotatedSet
+from vitdense.mm.config.query import leaf_datasets, type_name
+from vitdense.mm.data.classes import clean
+from vitdense.mm.data.coco import overview, parse
 from vitdense.mm.data.faults import Fault, Samples
 
 
@@ -24,6 +25,15 @@ class Checks(AnnotatedSet):
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         yield from super().faults(first, trained)
         about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
+        categories = {clean(one["name"]): one for one in overview(Path(self.file)).content}
+        own = kinds_of(categories[about["classes"][0]])
+        if own.keypoints != about["keypoints"]:
+            what = "keypoints have another order than the first data; they are taken by name"
+            yield Fault(f"{self.file}: {what}", self.where, grave=False)
+        learned = next(filter(None, map(self.kind.points_of, leaf_datasets(self.cfg.train_dataloader.dataset))), own)
+        if sorted(learned.keypoints) != sorted(own.keypoints):
+            others = sorted({*learned.keypoints} ^ {*own.keypoints})
+            yield Fault("keypoints are others than those of the training", self.where, tuple(others), fix=SAME_NAMES)
         number, head = len(about["keypoints"]), self.cfg.model.get("bbox_head") or {}
         expected = head.get("num_keypoints", len(PERSON["keypoints"]))
         if type_name(head) == "RFDETRKeypointHead" and expected != number:

@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from vitdense.extensions.keypoints.categories import with_points
 from vitdense.mm.data.coco import Source
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
 from vitdense.mm.train.coco_engines import Evaluation, mean
-from vitdense.mm.train.metrics import FasterCocoMetric
+from vitdense.mm.train.metrics import FasterCocoMetric, Truth
 
 ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # of OKS
 
@@ -25,15 +26,22 @@ class KeypointMetric(FasterCocoMetric):
     """
 
     def read(self, source: Source) -> Mapping:
-        """The content of an annotation file; objects without keypoints get some that are not labelled."""
+        """The content of an annotation file, its keypoints by name in the order of the data's, once they are known."""
         content = super().read(source)
-        numbers = {one["id"]: len(one.get("keypoints") or ()) for one in content["categories"]}
-        annotations = []
-        for one in content.get("annotations", ()):
-            points = one.get("keypoints") or [0] * (3 * numbers.get(one["category_id"], 0))
-            labelled = sum(flag > 0 for flag in points[2::3])
-            annotations.append({"num_keypoints": labelled, **one, "keypoints": points})
-        return {**content, "annotations": annotations}
+        return content if self.dataset_meta is None else self._by_name(content)
+
+    def _by_name(self, content: Mapping) -> Mapping:
+        classes, names = self.dataset_meta["classes"], self.dataset_meta.get("keypoints")
+        own = next((one["keypoints"] for one in content["categories"] if one["name"] in classes), ())
+        content = with_points(content, classes, names or own)
+        for one in content["annotations"]:  # which are copies
+            one.setdefault("num_keypoints", sum(flag > 0 for flag in one["keypoints"][2::3]))
+        return content
+
+    def _number(self, truths: Sequence[Mapping]) -> None:
+        if self.source and self._coco_api.classes is None:  # it was read by the constructor
+            self._coco_api = Truth({key: self._by_name(one) for key, one in self._coco_api.contents.items()})
+        super()._number(truths)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """As mmdet's."""

@@ -97,7 +97,9 @@ class Detection(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.predictions = CocoPredictions(self.model.names, self.model.dataset, self.root)
+        self.predictions = CocoPredictions(
+            self.model.names, self.model.dataset, self.root, self.model.model.dataset_meta
+        )
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture."""
@@ -127,8 +129,9 @@ class Detection(Task):
         )
         if self.root is not None:
             rows = self.predictions.annotations(self.predictions.images)
-            boxes = "" if all("segmentation" in one for one in rows) else "--boxes "
-            options = f"{boxes}--train {quote(str(self.out_file))} --images {quote(str(self.root))}"
+            labels = "" if all("segmentation" in one for one in rows) else "--boxes "
+            labels = "--keypoints " if self.model.model.dataset_meta.get("keypoints") else labels
+            options = f"{labels}--train {quote(str(self.out_file))} --images {quote(str(self.root))}"
             print_log(f"as training data: vitdense new detection {options}")
         return self.out_file
 
@@ -139,7 +142,9 @@ class Panoptic(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.ids = CocoPredictions(self.model.names, self.model.dataset).category_ids
+        self.ids = CocoPredictions(
+            self.model.names, self.model.dataset, meta=self.model.model.dataset_meta
+        ).category_ids
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and ids."""

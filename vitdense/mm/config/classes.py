@@ -11,7 +11,7 @@ from mmengine.registry import DATASETS, METRICS, MODELS, Registry
 from vitdense.families import arguments
 from vitdense.files import read_text
 from vitdense.mm.config.query import SPLITS, as_list, class_heads, find_class, leaf_datasets, nodes
-from vitdense.mm.data.classes import colours, difference
+from vitdense.mm.data.classes import clean, colours, difference
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
 
@@ -63,7 +63,7 @@ def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
     """Class names of a data set: of its `metainfo`, else of its annotation file, else of its type."""
     given = (dataset.get("metainfo") or {}).get("classes")
     if given is not None:
-        return tuple(read_text(given).splitlines() if isinstance(given, str) else given)
+        return tuple(map(clean, read_text(given).splitlines() if isinstance(given, str) else given))
     if file := _file_here(dataset):
         found = overview(file)
         return found.things_first if is_panoptic(kind) else found.categories
@@ -186,6 +186,19 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
                 metric.setdefault("ann_file", files[0])
                 if parts[0].get("drop_doubles") and "drop_doubles" in taken:
                     metric.setdefault("drop_doubles", True)
+    follow_points(cfg)
+
+
+def follow_points(cfg: Config, names: Sequence[str] | None = None) -> None:
+    """Give data sets with named points, such as keypoints, one order of them: of the first, or of `names`.
+
+    Raises:
+        ConfigError: The data have others.
+    """
+    leaves = [leaf for leaf in _data_sets(cfg) if hasattr(leaf[2], "follow")]
+    found = next(filter(None, (kind.points_of(dataset) for _, dataset, kind in leaves)), None)
+    for split, dataset, kind in leaves if found else ():
+        kind.follow(dataset, found.in_order(names or found.keypoints), is_learned=split == leaves[0][0])
 
 
 def follows(head: dict, cfg: Config) -> bool:

@@ -11,10 +11,10 @@ import vitdense
 from vitdense.files import sha256_of
 from vitdense.mm.checkpoints import REST, is_checkpoint, read_checkpoint
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.classes import follow_checkpoint, model_classes
+from vitdense.mm.config.classes import follow_checkpoint, follow_points, model_classes
 from vitdense.mm.config.files import named_files
 from vitdense.mm.config.query import drop_weights, hooks
-from vitdense.mm.data.classes import classes_of, difference
+from vitdense.mm.data.classes import classes_of, difference, meta_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.processes import agree
 from vitdense.mm.work_folder import WorkFolder
@@ -88,7 +88,13 @@ def follow_outputs(cfg: Config, asked: Asked) -> None:
     elif saved and is_checkpoint(Path(saved)):
         file = str(saved if Path(saved).is_file() else Path(saved, REST))
         content = read_checkpoint(file, "meta", any(hook.get("allow_pickle") for hook in options))
-        follow_checkpoint(cfg, file, classes_of(content), any(hook.get("fresh") for hook in options))
+        is_fresh = any(hook.get("fresh") for hook in options)
+        follow_checkpoint(cfg, file, classes_of(content), is_fresh)
+        if (points := meta_of(content).get("keypoints")) and not is_fresh:
+            try:
+                follow_points(cfg, points)
+            except ConfigError as error:
+                raise ConfigError(f"{file}: {error}") from error
 
 
 def drop_weights_of_start(cfg: Config, asked: Asked) -> None:

@@ -12,6 +12,7 @@ from mmengine.logging import print_log
 from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from vitdense.files import atomic_write
+from vitdense.mm.data.classes import clean
 from vitdense.mm.data.coco import parse
 from vitdense.mm.errors import join_some
 from vitdense.results.result import Result
@@ -41,10 +42,14 @@ class CocoPredictions:
         dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
         base: Folder of the images of a data set of its own, to which their names are relative; they have ids of their
             own. None: names alone.
+        meta: The `dataset_meta` of the model, which may have ids of categories, and names of keypoints; in files, these
+            have the order of their category.
     """
 
-    def __init__(self, classes: Sequence[str], dataset: Mapping, base: Path | None = None) -> None:
-        self.base = base
+    def __init__(
+        self, classes: Sequence[str], dataset: Mapping, base: Path | None = None, meta: Mapping | None = None
+    ) -> None:
+        self.base, self.places = base, None
         root = Path(dataset.get("data_root") or "")
         folder = root / (dataset.get("data_prefix") or {}).get("img", "")
         self.ann_file = root / (dataset.get("ann_file") or "")
@@ -53,16 +58,31 @@ class CocoPredictions:
         images = truth.get("images", []) if base is None else []
         self.known_images = {_locate(folder / _file_name(image)): image for image in images}
         self.used_ids = {image["id"] for image in self.known_images.values()}
-        self.category_ids = self._category_ids(classes, truth.get("categories", []))
+        meta = meta or {}
+        self.category_ids = self._category_ids(
+            [*map(clean, classes)], truth.get("categories", []), meta.get("category_ids")
+        )
         known = {one["name"]: one for one in truth.get("categories", [])}  # with their keypoints
         rows = zip(self.category_ids, classes)
         self.categories = [{**known.get(name, {}), "id": i, "name": name} for i, name in rows]
         self.found: dict[Path, Found] = {}
+        points = [clean(name) for name in meta.get("keypoints") or ()]
+        for one in self.categories if points else ():  # models with keypoints have one class
+            names = [clean(name) for name in one.get("keypoints") or ()]
+            if sorted(names) != sorted(points):
+                pairs = [[a + 1, b + 1] for a, b in meta.get("skeleton") or ()]
+                names = points
+                one |= {"keypoints": points, "skeleton": pairs, "sigmas": list(meta.get("sigmas") or ())}
+            self.places = [points.index(name) for name in names]
 
-    def _category_ids(self, classes: Sequence[str], categories: Sequence[Mapping]) -> list[int]:
+    def _category_ids(
+        self, classes: Sequence[str], categories: Sequence[Mapping], trained: Sequence[int] | None
+    ) -> list[int]:
         ids = {category["name"]: category["id"] for category in categories}
         if set(classes) <= ids.keys():
             return [ids[name] for name in classes]
+        if trained:
+            return [*trained]
         coco_names = MaskRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]  # index = id; unused ids are "N/A"
         if set(classes) == set(coco_names) - {"__background__", "N/A"}:
             return [coco_names.index(name) for name in classes]
@@ -80,6 +100,8 @@ class CocoPredictions:
             *_, width, height = one["bbox"]
             one["area"] = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
             one["iscrowd"] = 0
+            if "keypoints" in one and self.places is not None:
+                one["keypoints"] = [v for i in self.places for v in one["keypoints"][3 * i : 3 * i + 3]]
         self.found[image] = Found(result.image.shape[:2], len(rows), zlib.compress(json.dumps(rows).encode(), 1))
 
     @property

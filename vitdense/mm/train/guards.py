@@ -18,6 +18,7 @@ import vitdense
 from vitdense.mm.checks import dry_step
 from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
+from vitdense.mm.data.transforms import parts
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import unwrapped
 from vitdense.mm.processes import StopSignal, handling_stops
@@ -125,6 +126,10 @@ class PlaceHook(Hook):
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         meta = checkpoint["meta"]
         meta |= {"validated": runner.validated, "vitdense_version": vitdense.__version__}
+        leaves = (part for _, part in parts(runner.train_dataloader.dataset) if hasattr(part, "cat_ids"))
+        ids = {tuple(leaf.cat_ids) for leaf in leaves}
+        if len(ids) == 1:  # of files that are joined, the same
+            meta["dataset_meta"]["category_ids"] = [*ids.pop()]
         if isinstance(runner.train_loop, EpochBasedTrainLoop):
             epoch, begin = runner.epoch_begin
             batches = meta["iter"] - begin if meta["epoch"] == epoch else 0

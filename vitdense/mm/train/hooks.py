@@ -16,7 +16,7 @@ from vitdense.files import atomic_write
 from vitdense.layers.mask_attention import mask_probability
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
-from vitdense.mm.data.classes import classes_of, difference
+from vitdense.mm.data.classes import classes_of, difference, meta_of
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import guard_model, unwrapped
@@ -129,7 +129,7 @@ class ExactLoadHook(Hook):
         elif isinstance(runner._test_loop, BaseLoop):  # built by then in a test only
             log_differences(checkpoint, runner.cfg, OF_RESULTS)
         model = unwrapped(runner.model)  # checkpoints are saved without the TTA wrapper
-        self._check_classes(runner, classes_of(checkpoint))
+        self._check_classes(runner, checkpoint)
         # After this hook, mmengine loads checkpoint["state_dict"].
         checkpoint["state_dict"], report = fit_whole(
             model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base
@@ -142,14 +142,16 @@ class ExactLoadHook(Hook):
         runner.logger.info(f"{type(model).__name__}: {report}")
         self.reports.append(report)
 
-    def _check_classes(self, runner, saved: Sequence[str] | None) -> None:
+    def _check_classes(self, runner, checkpoint: Mapping) -> None:
         """Raise if labels, which are numbers, have other names in the data than in the checkpoint."""
         loop = runner._train_loop if isinstance(runner._train_loop, BaseLoop) else runner._test_loop
-        data = loop.dataloader.dataset.metainfo.get("classes") if isinstance(loop, BaseLoop) else None
-        if None in (saved, data) or self.fresh or len(saved) != len(data):  # the loader compares the numbers
-            return
-        if fault := difference(saved, data):
-            raise CheckpointMismatchError(f"{runner._load_from or 'checkpoint'}: {fault}")
+        data = loop.dataloader.dataset.metainfo if isinstance(loop, BaseLoop) else {}
+        for key, saved in (("classes", classes_of(checkpoint)), ("keypoints", meta_of(checkpoint).get("keypoints"))):
+            own = data.get(key)
+            if None in (saved, own) or self.fresh or len(saved) != len(own):  # the loader compares the numbers
+                continue
+            if fault := difference(saved, own):
+                raise CheckpointMismatchError(f"{runner._load_from or 'checkpoint'}: {fault}")
 
     @master_only
     def before_train(self, runner) -> None:
