@@ -173,9 +173,8 @@ class Segmentation(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         names, dataset = self.model.names, self.model.dataset
-        kind = find_class(DATASETS, dataset.type, self.model.model.cfg)
-        self.raw_names, self.first = raw_names(names, kind, dataset)
-        self.values = np.arange(len(names)) if self.as_indices else raw_values(names, kind, dataset)
+        self.raw = raw_values(names, find_class(DATASETS, dataset.type, self.model.model.cfg), dataset)
+        self.values = np.array([i if self.as_indices else self.raw[name] for i, name in enumerate(names)])
 
     def add(self, image: Path) -> None:
         """Predict on an image file, and write its picture and label map."""
@@ -189,29 +188,27 @@ class Segmentation(Task):
         if self.root is not None:
             classes = self.out_dir / "classes.txt"
             with atomic_write(classes) as scratch:
-                scratch.write_text("".join(f"{name}\n" for name in self.raw_names), encoding="utf-8")
+                scratch.write_text("".join(f"{name}\n" for name in self.raw), encoding="utf-8")
             options = f"--images {quote(str(self.root))} --labels {quote(str(self.out_dir / 'labels'))}"
-            options += f" --classes {quote(str(classes))}{' --reduce-zero-label' * self.first}"
+            options += f" --classes {quote(str(classes))}{' --reduce-zero-label' * min(self.raw.values())}"
             print_log(f"as training data: vitdense new segmentation {options}")
         whose = "indices of classes" if self.as_indices else "as in the data set's own (--indices)"
         print_log(f"values in label maps: {self.values[0]} for {self.model.names[0]!r}, {whose}")
         return self.out_dir
 
 
-def raw_names(classes: Sequence[str], kind: type, dataset: Mapping) -> tuple[list[str], int]:
-    """The names of all values that label maps of a segmentation data set, a class and its config, have, in order, and
-    the first value: 1 with ``reduce_zero_label``. `classes` are those of the model."""
-    names = list(dataset.get("values") or kind.METAINFO.get("classes", ()))
+def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> dict[str, int]:
+    """The value of every class in the label maps of a segmentation data set: from 0, or from 1 with
+    ``reduce_zero_label``.
+
+    Args:
+        classes: Of a model. They have the values, where the data set does not name all of them.
+        kind, dataset: The class of the data set, and its config.
+    """
+    names = dataset.get("values") or kind.METAINFO.get("classes", ())
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     reduced = dataset.get("reduce_zero_label", default is not None and default.default)
-    return names if set(classes) <= set(names) else list(classes), int(bool(reduced))
-
-
-def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> np.ndarray:
-    """The values that a segmentation data set's own label maps have for the classes of a model, ``[num_classes]``; see
-    `raw_names`."""
-    names, first = raw_names(classes, kind, dataset)
-    return np.array([names.index(name) for name in classes]) + first
+    return {name: i for i, name in enumerate(names if set(classes) <= set(names) else classes, int(bool(reduced)))}
 
 
 def predict(
@@ -263,8 +260,9 @@ def checked(
     cfg: Config, images: Sequence[Path], out_dir: Path, as_training: bool = False
 ) -> tuple[type[Task], Path | None]:
     """What is written of the model of a config, and the folder of the images of a training set; see `predict`."""
-    kind = _kind_of(cfg)
-    if as_training and kind is Panoptic:
+    is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
+    kind = Panoptic if is_panoptic else Segmentation if cfg.get("default_scope") == "mmseg" else Detection
+    if as_training and is_panoptic:
         raise ConfigError("--as-dataset: got a panoptic model, expected a detector or a segmentor")
     root = Path(os.path.commonpath([image.absolute().parent for image in images])) if as_training else None
     _check_outputs(images, out_dir, with_label_maps=kind is not Detection, root=root)
@@ -294,12 +292,6 @@ def run(task: Task, images: Sequence[Path]) -> Any:
             f"predictions are in {result}; {len(failed)} of {len(images)} images failed: {join_some(failed)}"
         )
     return result
-
-
-def _kind_of(cfg: Config) -> type[Task]:
-    """What is written of the model of a config."""
-    is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
-    return Panoptic if is_panoptic else Segmentation if cfg.get("default_scope") == "mmseg" else Detection
 
 
 def list_images(paths: Sequence[str | Path]) -> list[Path]:
@@ -339,17 +331,16 @@ def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
 
 def label_map_names(images: Sequence[Path], root: Path | None) -> dict[Path, str]:
     """Names of the files of label maps: the stem of the image and ``.png``; for images of one stem, their whole names
-    and ``.png``. Of a training set, paths in `root`, the folder of the images."""
-    names = {image: image.name if root is None else os.path.relpath(image, root) for image in images}
-    stems = Counter(str(Path(name).with_suffix("")) for name in names.values())
-    return {
-        image: f"{name}.png" if stems[str(Path(name).with_suffix(""))] > 1 else str(Path(name).with_suffix(".png"))
-        for image, name in names.items()
-    }
+    and ``.png``. Of a training set, paths in `root`, the folder of the images, by the stem: so `vitdense new` finds
+    them."""
+    if root is not None:
+        return {image: str(Path(os.path.relpath(image, root)).with_suffix(".png")) for image in images}
+    stems = Counter(image.stem for image in images)
+    return {image: f"{image.name if stems[image.stem] > 1 else image.stem}.png" for image in images}
 
 
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool, root: Path | None) -> None:
-    """No output may overwrite an image or another output; the label map of a training set has the stem of its image."""
+    """No output may overwrite an image or another output."""
     if (results := out_dir / RESULTS).is_dir():
         raise ConfigError(f"--out-dir: {results} is a folder, expected a file or nothing")
     if with_label_maps and root is not None and out_dir.resolve().is_relative_to(root.resolve()):
@@ -359,10 +350,10 @@ def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool,
     folders = {out_dir.resolve(), (out_dir / "labels").resolve()}
     if any(image.parent.resolve() in folders for image in images):
         raise ConfigError(f"--out-dir: the outputs would overwrite the images in {out_dir}; choose another folder")
-    names = [image.name if root is None else os.path.relpath(image, root) for image in images]
-    by_stem = with_label_maps and root is not None  # as `vitdense new` finds them
-    counts = Counter(str(Path(name).with_suffix("")) if by_stem else name for name in names)
-    if repeated := [name for name, count in counts.items() if count > 1]:
+    outputs = [image.name if root is None else os.path.relpath(image, root) for image in images]
+    if with_label_maps:
+        outputs = label_map_names(images, root).values()
+    if repeated := [name for name, count in Counter(outputs).items() if count > 1]:
         raise ConfigError(
-            f"several images would be written to the same file; predict them separately: {', '.join(repeated[:10])}"
+            f"several images would be written to the same file; predict them separately: {join_some(repeated)}"
         )
