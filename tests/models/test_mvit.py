@@ -16,13 +16,8 @@ from vitdense.models.mvit.model import BlockSpec, MViTBlock, plan
 from vitdense.models.mvit.sizes import MVIT, MViTArch
 
 NANO = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 2}
-V1_CONV = {
-    "pool_all_queries": False,
-    "relative_position": False,
-    "absolute_position": True,
-    "residual_pooling": False,
-    "growth": "mlp",
-}
+V1_CONV = {"pool_all_queries": False, "relative_position": False, "absolute_position": True}
+V1_CONV |= {"residual_pooling": False, "growth": "mlp"}
 V1 = {**V1_CONV, "pool": "max"}
 IMAGE = 64  # of pretraining: windows of 16 tokens, so that small images have several
 

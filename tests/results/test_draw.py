@@ -2,7 +2,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from PIL import ImageFont
+from PIL import ImageDraw, ImageFont
 
 from vitdense.results.draw import (
     PAPER,
@@ -85,25 +85,14 @@ def test_legend_does_not_change_the_picture_or_clip_text(shape, name):
 
 @pytest.mark.parametrize("side", [64, 600])
 def test_last_line_of_a_long_legend_is_the_sum_of_the_smallest_classes(side, monkeypatch):
-    from PIL import ImageDraw
-
     written = []
-    draw_text = ImageDraw.ImageDraw.text
-    monkeypatch.setattr(
-        ImageDraw.ImageDraw,
-        "text",
-        lambda self, at, text, **kw: (written.append(text), draw_text(self, at, text, **kw)),
-    )
-    shares = np.arange(150, 0, -1) / 11325
-    got = with_legend(
-        np.zeros((side, side, 3), np.uint8), [f"class {i}" for i in range(150)], distinct_colours(150), shares
-    )
-    names, percents = written[::2], written[1::2]
-    shown = len(names) - 1
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda self, at, text, **options: written.append(text))
+    shares, names = np.arange(150, 0, -1) / 11325, [f"class {i}" for i in range(150)]
+    got = with_legend(np.zeros((side, side, 3), np.uint8), names, distinct_colours(150), shares)
+    shown = len(written) // 2 - 1
     assert 10 < shown < 40
-    assert names == [*(f"class {i}" for i in range(shown)), f"and {150 - shown} more"]
-    assert percents[0] == "1.3 %"
-    assert percents[-1] == f"{100 * shares[shown:].sum():.1f} %"
+    assert written[::2] == [*names[:shown], f"and {150 - shown} more"]
+    assert [written[1], written[-1]] == ["1.3 %", f"{100 * shares[shown:].sum():.1f} %"]
     assert got.shape[0] < max(side + 1, 400)
 
 
