@@ -221,13 +221,29 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_is_cut_damaged_or_foreign_is_refused_and_named(damage, tmp_path):
+def test_a_file_that_is_cut_damaged_or_foreign_is_named_and_not_read(damage, tmp_path, capsys):
     store = MapStore(tmp_path, "trunk" * 13, "float32")
     store.write(KEY, store.pack(MAPS))
     assert all(x[0].equal(y) for x, y in zip(stacked([store.read(KEY)], torch.device("cpu")), MAPS))
     DAMAGES[damage](store, store.path(KEY))
-    with pytest.raises(ConfigError, match=str(store.path(KEY))):
-        store.read(KEY)
+    assert store.read(KEY) is None
+    said = capsys.readouterr()
+    assert str(store.path(KEY)) in said.out + said.err
+
+
+def test_maps_that_are_not_sound_are_made_anew(tmp_path):
+    """Also in a training that has computed all that it may."""
+    store, image = MapStore(tmp_path, "trunk", "float32"), torch.rand(1, 3, 4, 4)
+    cache = FeatureCache(store, tree_structure([image]), expected=1)
+    for damage in (None, "zeros", "last byte"):
+        if damage:
+            DAMAGES[damage](store, store.path(input_sha256(image[0])))
+        (got,) = cache.maps(image, True, lambda x: [2 * x])
+        assert got.equal(2 * image)
+    assert cache.computed == 3
+    (store.folder / "00").mkdir(exist_ok=True)
+    (store.folder / "00" / f".{'0' * 32}.safetensors").write_bytes(bytes(100))  # of a write that was killed
+    assert store.check_room(0, "")[0] == store.path(input_sha256(image[0])).stat().st_size
 
 
 def test_maps_beyond_float16_are_refused(tmp_path):

@@ -55,20 +55,21 @@ class FeatureCache:
         """What `run` makes of images ``[B, 3, H, W]``.
 
         Raises:
-            ConfigError: A training has more inputs than its images have views, or a file is refused.
+            ConfigError: A training has more inputs than its images have views.
         """
         keys = [input_sha256(image) for image in x]
         found = {key: self.store.read(key) for key in keys}
         if absent := [key for key, maps in found.items() if maps is None]:
-            self.expected -= len(absent) * training
+            new = sum(not self.store.path(key).exists() for key in absent)  # others are damaged, and not counted twice
+            self.expected -= new * training
             if self.expected < 0:
                 raise ConfigError(
                     f"{OPTION}: the trunk got more inputs than the training has images and views, so that they do not "
                     f"come back: a step of the pipeline or a hook changes them in the course of the training; leave "
                     f"it out, or train without {OPTION}"
                 )
-            new = x if len(absent) == len(x) else x[[keys.index(key) for key in absent]]
-            for key, *maps in zip(absent, *tree_flatten(run(new))[0]):
+            inputs = x if len(absent) == len(x) else x[[keys.index(key) for key in absent]]
+            for key, *maps in zip(absent, *tree_flatten(run(inputs))[0]):
                 found[key] = self.store.pack(maps)
                 self.store.write(key, found[key])
         self.computed += len(absent)

@@ -1,12 +1,14 @@
 """Maps of a trunk on disk: a file for every input, under the digest of what the maps depend on."""
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from mmengine.logging import print_log
 from torch import Tensor
 
 from vitdense.mm.data.kept import read_tensors, sweep, write_tensors
@@ -62,18 +64,15 @@ class MapStore:
         write_tensors(self.path(key), f"{self.trunk} {key}", maps.tensors, layouts=json.dumps(maps.layouts))
 
     def read(self, key: str) -> Maps | None:
-        """The maps of an input, memory-mapped; None, if there are none yet.
-
-        Raises:
-            ConfigError: The file is cut short, damaged or another one.
-        """
+        """The maps of an input, memory-mapped; None, if there are none yet, or with a warning none that are sound."""
         path = self.path(key)
         try:
             found = read_tensors(path, f"{self.trunk} {key}")
             if found and any(x.dtype != self.dtype for x in found[0]):
                 raise ConfigError(f"{path} has maps of another data type than {self.dtype}")
         except ConfigError as error:
-            raise ConfigError(f"--cache-features: {error}; remove it, and its maps are computed again") from error
+            print_log(f"--cache-features: {error}; its maps are computed again", "current", logging.WARNING)
+            return None
         return found and Maps(found[0], json.loads(found[1]["layouts"]))
 
     def check_room(self, size: int, options: str) -> tuple[int, int]:
@@ -87,7 +86,7 @@ class MapStore:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep(self.folder)
-        there = sum(path.stat().st_size for path in self.folder.glob("*/*.safetensors"))
+        there = sum(path.stat().st_size for path in self.folder.glob("*/[!.]*.safetensors"))
         free = shutil.disk_usage(self.folder).free
         if size - there > free:
             raise ConfigError(

@@ -18,7 +18,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.errors import ConfigError
 
 ROOM = 4 * 2**30  # bytes of all files of a kind in torch's cache
-STALE = 24 * 3600  # seconds, after which a scratch file is of a write that was killed
+STALE = 600  # seconds without a change, after which a scratch file is of a write that was killed
 SCRATCH = "." + "[0-9a-f]" * 32 + "*"  # see `atomic_write`
 
 
