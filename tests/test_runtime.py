@@ -269,6 +269,10 @@ def test_other_files_and_images_are_refused(tmp_path):
         np.testing.assert_array_equal(program(pixels).semantic, pixels.argmax(-1))
     with pytest.raises(ValueError, match="got 'torch', expected one of"):
         Program(tmp_path / "segmentor.onnx", "torch")
+    with pytest.raises(ValueError, match="threads: got 1000000"):
+        Program(tmp_path / "segmentor.onnx", threads=10**6)
+    with pytest.raises(FileNotFoundError, match=r"absent\.onnx"):
+        Program(tmp_path / "absent.onnx")
     for image in (pixels / 255, pixels[..., :1], pixels[0], pixels[:0], None):
         with pytest.raises(ValueError, match=r"image: got .*, expected a uint8 RGB array"):
             program(image)

@@ -8,6 +8,7 @@ This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
         print(model.names[label], score, box)
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,6 +199,10 @@ def open_engine(path: str | os.PathLike, engine: str, threads: int = 0, **option
     """A file in an engine; see `Program`."""
     if engine not in ENGINES:
         raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
+    if not os.path.exists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    if not 0 <= threads < 1000:
+        raise ValueError(f"threads: got {threads}, expected 1 to 999, or 0 for all")
     try:
         return ENGINES[engine](path, threads, **options)
     except EngineError:

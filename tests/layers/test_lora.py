@@ -101,8 +101,9 @@ def test_wrong_options(finetune, message):
 def test_no_layer_to_update():
     with pytest.raises(ValueError, match="none, there is no linear layer"):
         add_lora(nn.Sequential(nn.Linear(2, 2)).named_modules(), LoRA())
-    with pytest.raises(ValueError, match="linear layer 'qkv'"):
-        vitdense.ResNet("resnet18", finetune="lora")
+    for model, frozen in (("resnet18", -1), ("deit_tiny", "all")):
+        with pytest.raises(ValueError, match="no linear layer trains"):
+            vitdense.create(model, finetune="lora", frozen_stages=frozen)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -31,6 +31,7 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("randomness.seed", -1),
         ("train_dataloader.num_workers", -1),
         ("val_dataloader.num_workers", 10**6),
+        ("train_dataloader.dataset.indices", 0),
         ("train_cfg.val_interval", 0),
         ("train_cfg.val_begin", 10**6),
         ("train_cfg.dynamic_intervals", [(10**6, 1)]),

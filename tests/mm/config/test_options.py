@@ -17,6 +17,7 @@ def load(repo):
     [
         ("trian_cfg.max_iters", "train_cfg"),
         ("max_iters", r"settings\.max_iters"),
+        ("lr", r"optim_wrapper\.optimizer\.lr"),
         ("train_cfg.max_iter", r"train_cfg\.max_iters"),
         ("train_dataloader.batchsize", r"train_dataloader\.batch_size"),
         ("train_dataloader.dataset.indice", r"dataset\.indices"),

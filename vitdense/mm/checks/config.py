@@ -90,6 +90,7 @@ VALUES = {  # dotted keys as patterns, of what is not None
     **{f"{kind}_hooks.*.{key}": TIME for kind in ("default", "custom") for key in OF_HOOKS},
     "default_hooks.*.interval": (_whole(-1), "epochs or iterations, or -1"),
     "model.*loss_weight": (_number(-math.inf), "a number"),
+    **{f"{split}_dataloader.dataset*indices": (lambda x: x != 0, "1 image or more") for split in LOOPS},
     **{f"{split}_dataloader.num_workers": (_whole(0, 1000), "processes, 0 to 999") for split in LOOPS},
 }
 

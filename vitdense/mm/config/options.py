@@ -167,6 +167,8 @@ def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, res
         return
     known = {*node, *(allowed or ()), *(() if where else (f"settings.{name}" for name in SETTINGS))}
     near = difflib.get_close_matches(part, known, n=1, cutoff=0.6 if allowed else 0.8)
+    if allowed and not where and not near:
+        near = [name for name in flat(cfg._cfg_dict) if name.endswith(f".{part}")]  # such as optim_wrapper.optimizer.lr
     if near or allowed:
         expected = f"one of {', '.join(sorted(set(allowed or ()) - BUILDER_KEYS))}"
         hint = f"did you mean {f'{where}.{near[0]}'.lstrip('.')}?" if near else f"expected {expected}"
