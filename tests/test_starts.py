@@ -46,14 +46,17 @@ print([name for name in ({other!r}, "timm") if name in sys.modules])
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *seams.commands()])
-def test_help_imports_no_package_that_takes_seconds(command):
+def test_help_and_an_unknown_option_import_no_package_that_takes_seconds(command):
     pytest.importorskip("mmengine")
     code = f"""
 import sys
 from vitdense.__main__ import main
-try:
-    main([{command!r}, "--help"])
-except SystemExit as end:
-    print(end.code, [name for name in {HEAVY} if name in sys.modules])
+statuses = []
+for option in ("--help", "--no-such-option"):
+    try:
+        main([{command!r}, option])
+    except SystemExit as end:
+        statuses.append(end.code)
+print(statuses, [name for name in {HEAVY} if name in sys.modules])
 """
-    assert run(code).splitlines()[-1] == "0 []"
+    assert run(code).splitlines()[-1] == "[0, 2] []"
