@@ -208,12 +208,10 @@ class Voc(Data):
         for split, number in SPLITS.items():
             found[f"{split}.txt"] = "".join(f"{split}{i}\n" for i in range(number)).encode()
             for i in range(number):
-                objects = "".join(
-                    f"<object><name>{name}</name><difficult>0</difficult><bndbox>"
-                    + "".join(f"<{key}>{v}</{key}>" for key, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
-                    + "</bndbox></object>"
-                    for name, box in zip(self.names, boxes)
-                )
+                objects = ""
+                for name, box in zip(self.names, boxes):
+                    sides = "".join(f"<{key}>{v}</{key}>" for key, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
+                    objects += f"<object><name>{name}</name><difficult>0</difficult><bndbox>{sides}</bndbox></object>"
                 size = f"<size><width>{W}</width><height>{H}</height><depth>3</depth></size>"
                 found[f"Annotations/{split}{i}.xml"] = f"<annotation>{size}{objects}</annotation>".encode()
         return found | {name: content for name, content in self.files.items() if name not in PHOTOS}

@@ -8,16 +8,7 @@ import torch
 from PIL import Image, ImageFile
 
 from vitdense.mm.data import images
-from vitdense.mm.data.images import (
-    copied,
-    describe_images,
-    evenly_spaced,
-    examine_images,
-    header_size,
-    read_image_file,
-    read_pixels,
-    run_steps,
-)
+from vitdense.mm.data.images import copied, evenly_spaced, examine_images, header_size, read_image_file, read_pixels
 from vitdense.mm.errors import ConfigError
 
 DRAWN = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8), (32, 24))  # [24, 32, 4]
@@ -116,7 +107,7 @@ def test_files_that_do_not_exist_are_named(name, tmp_path):
 
 def test_a_step_that_fails_names_the_image():
     with pytest.raises(ConfigError, match=r"image a\.png of 5000x1 pixels.*ZeroDivisionError"):
-        run_steps(lambda data: data["img"] / (1 // 0), np.zeros((1, 5000, 3), np.uint8), "a.png")
+        images.run_steps(lambda data: data["img"] / (1 // 0), np.zeros((1, 5000, 3), np.uint8), "a.png")
 
 
 @pytest.fixture
@@ -155,7 +146,7 @@ def test_truncated_and_unreadable_files_are_named(tmp_path):
         assert [(fault.grave, len(fault.items)) for fault in faults] == [(True, 1), (True, 3)]
         assert "absent.jpg" in str(faults[0])
         assert "cut.jpg" in str(faults[1])
-        assert "none" in describe_images(found)
+        assert "none" in images.describe_images(found)
 
 
 def test_the_header_tells_what_decoding_does(image):
@@ -176,7 +167,7 @@ def test_description_has_modes_range_and_median(image, tmp_path):
     for i, size in enumerate([(10, 20), (30, 40), (50, 60)]):
         Image.new("L" if i else "RGB", size).save(tmp_path / f"{i}.png")
     files = [read_image_file(str(tmp_path / f"{i}.png")) for i in range(3)]
-    assert describe_images(files) == "L 2, RGB 1; 10x20 to 50x60, median 30x40"
+    assert images.describe_images(files) == "L 2, RGB 1; 10x20 to 50x60, median 30x40"
 
 
 def test_evenly_spaced_items_have_both_ends():

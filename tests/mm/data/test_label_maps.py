@@ -11,21 +11,13 @@ from vitdense.mm.errors import ConfigError
 
 def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", head=None, **dataset):
     """A minimal config of a segmentor whose data set is in `root`."""
-    dataset = {
-        "type": "BaseSegDataset",
-        "data_root": str(root),
-        "data_prefix": {"img_path": prefixes[0], "seg_map_path": prefixes[1]},
-        "metainfo": {"classes": [f"class {i}" for i in range(num_classes)]},
-        "pipeline": [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations"}, {"type": "PackSegInputs"}],
-        **dataset,
-    }
-    return Config(
-        {
-            "default_scope": "mmseg",
-            f"{split}_dataloader": {"dataset": {key: value for key, value in dataset.items() if value is not None}},
-            "model": {"decode_head": {"num_classes": num_classes, **(head or {})}},
-        }
-    )
+    steps = [{"type": name} for name in ("LoadImageFromFile", "LoadAnnotations", "PackSegInputs")]
+    own = {"type": "BaseSegDataset", "data_prefix": dict(zip(("img_path", "seg_map_path"), prefixes))}
+    own |= {"metainfo": {"classes": [f"class {i}" for i in range(num_classes)]}, "pipeline": steps, **dataset}
+    given = {key: value for key, value in own.items() if value is not None}
+    model = {"decode_head": {"num_classes": num_classes, **(head or {})}}
+    loader = {"dataset": {"data_root": str(root), **given}}
+    return Config({"default_scope": "mmseg", f"{split}_dataloader": loader, "model": model})
 
 
 def check(cfg, splits):

@@ -148,10 +148,8 @@ def test_predict_writes_ids_and_segments(shapes, tmp_path):
     cfg = load_config("eomt_nano_shapes")
     cfg.model.test_cfg.update(object_mask_thr=0.0, iou_thr=0.0)
     model = build_model(cfg)
-    torch.save(
-        {"meta": {"dataset_meta": {"classes": (*CLASSES, "background")}}, "state_dict": model.state_dict()},
-        tmp_path / "iter_1.pth",
-    )
+    meta = {"dataset_meta": {"classes": (*CLASSES, "background")}}
+    torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "iter_1.pth")
     images = sorted((shapes / "val").iterdir())[:2]
     out = predict(cfg, str(tmp_path / "iter_1.pth"), images, tmp_path / "out")
     found = json.loads(out.read_text())

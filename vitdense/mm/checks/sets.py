@@ -26,10 +26,7 @@ from vitdense.mm.data.voc import read_voc
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
-BOXES_ALONE = (
-    "remove them or add masks. To train on boxes alone, start from configs/cascade_rcnn_swin_t_coco.py or "
-    "configs/faster_rcnn_swin_t_coco.py, or let `python -m vitdense new detection --boxes` write a config"
-)
+BOXES_ALONE = "remove them or add masks; for boxes alone, let `vitdense new detection --boxes` write a config"
 SAME_NAMES = "give the same class the same name in both"
 OF_USE = ("pipeline", "test_mode", "filter_cfg", "lazy_init", "serialize_data")  # arguments that change no file
 VALUES_SHOWN = 20  # in a histogram
