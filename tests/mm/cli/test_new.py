@@ -87,6 +87,19 @@ def run(*args):
         return end.code
 
 
+def made(*args):
+    """The config that the command writes."""
+    assert run(*args, "mine.py") == 0
+    return load_config("mine.py")
+
+
+def rewrite(change):
+    """Change the content of the training annotations."""
+    content = json.loads(Path("train.json").read_text())
+    change(content)
+    Path("train.json").write_text(json.dumps(content))
+
+
 def test_detection(boxes, capsys):
     boxes()
     assert run(*DETECTION, "mine.py") == 0
@@ -148,8 +161,7 @@ def test_boxes_without_masks(boxes, method, capsys):
     assert "--boxes" in error
     assert "ids 0, 1" in error
     assert not Path("mine.py").exists()
-    assert run(*DETECTION, "--method", method, "--boxes", "mine.py") == 0
-    cfg = load_config("mine.py")
+    cfg = made(*DETECTION, "--method", method, "--boxes")
     assert not cfg.model.roi_head.get("mask_head")
     assert cfg.val_evaluator.metric == "bbox"
 
@@ -164,8 +176,7 @@ def test_other_backbones(boxes, maps, task, name):
     boxes()
     maps()
     line = DETECTION if task == "detection" else [*SEGMENTATION, "--classes", "a,b,c"]
-    assert run(*line, "--backbone", name, "--finetune", "frozen", "mine.py") == 0
-    cfg = load_config("mine.py")
+    cfg = made(*line, "--backbone", name, "--finetune", "frozen")
     assert [*channels(cfg), *normalisation(cfg), *padding(cfg)] == []
     assert cfg.model.backbone.get("init_cfg", {}).get("checkpoint") == (name if name != "mvitv1_base" else None)
     assert ("127.5" in Path("mine.py").read_text()) == (name == "vit_tiny.augreg_in21k")
@@ -266,8 +277,7 @@ def test_options_that_do_not_fit_are_named(boxes, repo, capsys, args, names):
 def test_categories_of_the_validation(boxes, capsys):
     """In another order they are read by name; others the check of the written config finds."""
     boxes(val_names=("owl", "red fox"))
-    assert run(*DETECTION, "mine.py") == 0
-    cfg = load_config("mine.py")
+    cfg = made(*DETECTION)
     init_default_scope("mmdet")
     dataset = DATASETS.build({**cfg.val_dataloader.dataset, "pipeline": []})
     truth = {one["id"]: one["name"] for one in json.loads(Path("val.json").read_text())["categories"]}
@@ -292,9 +302,7 @@ def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option,
 
 def test_absolute_file_names_that_do_not_exist_are_left_to_the_check(boxes, capsys):
     boxes()
-    content = json.loads(Path("train.json").read_text())
-    content["images"][0]["file_name"] = "/nowhere/3.jpg"
-    Path("train.json").write_text(json.dumps(content))
+    rewrite(lambda content: content["images"][0].update(file_name="/nowhere/3.jpg"))
     assert run(*DETECTION, "mine.py") == 2
     assert "/nowhere/3.jpg" in capsys.readouterr().out
 
@@ -302,10 +310,9 @@ def test_absolute_file_names_that_do_not_exist_are_left_to_the_check(boxes, caps
 @pytest.mark.parametrize(
     ("base", "names"), [("cascade_swin_nano_coco", ("red fox", "owl")), ("cascade_swin_nano_shapes", ("red fox",))]
 )
-def test_base_config_for_detection(boxes, repo, base, names):
+def test_base_config_for_detection(boxes, base, names):
     boxes(names=names)
-    assert run(*DETECTION, "--base", find_config(base), "--iters", "5", "mine.py") == 0
-    cfg, original = load_config("mine.py"), load_config(base)
+    cfg, original = made(*DETECTION, "--base", find_config(base), "--iters", "5"), load_config(base)
     assert cfg.model.backbone == original.model.backbone
     assert cfg.train_cfg.max_iters == cfg.param_scheduler[-1].end == 5
     for split in ("train", "val", "test"):
@@ -320,8 +327,7 @@ def test_base_config_for_detection(boxes, repo, base, names):
 def test_base_config_of_mmdet_that_states_its_data(boxes, base, monkeypatch):
     boxes()
     monkeypatch.setattr("vitdense.mm.checks.report.report", lambda cfg, trains: 0)  # of a ResNet-50 at 800 pixels
-    assert run(*DETECTION, "--boxes", "--base", f"mmdet::{base}.py", "mine.py") == 0
-    cfg = load_config("mine.py")
+    cfg = made(*DETECTION, "--boxes", "--base", f"mmdet::{base}.py")
     assert {head.num_classes for _, head in class_heads(cfg.model)} == {2}
     assert {Path(cfg[f"{split}_evaluator"].ann_file) for split in ("val", "test")} == {Path("val.json")}
 
@@ -332,15 +338,13 @@ def test_base_config_of_a_user_with_other_classes(boxes):
     text = Path("first.py").read_text()
     assert 'classes=("red fox", "owl")' in text
     Path("first.py").write_text(text.replace('classes=("red fox", "owl")', 'classes=("cat",)'))
-    assert run(*DETECTION, "--base", "first.py", "mine.py") == 0
-    assert load_config("mine.py").train_dataloader.dataset.metainfo.classes == ("red fox", "owl")
+    assert made(*DETECTION, "--base", "first.py").train_dataloader.dataset.metainfo.classes == ("red fox", "owl")
 
 
 def test_segmentation(maps):
     maps()
     Path("names.txt").write_text("sky\nroad\n\nred car\n")
-    assert run(*SEGMENTATION, "--classes", "names.txt", "mine.py") == 0
-    classes = load_config("mine.py").train_dataloader.dataset.metainfo.classes
+    classes = made(*SEGMENTATION, "--classes", "names.txt").train_dataloader.dataset.metainfo.classes
     assert run(*SEGMENTATION, "--classes", "sky,road, red car", "--force", "mine.py") == 0
     text = Path("mine.py").read_text()
     assert "num_classes" not in text
@@ -367,8 +371,7 @@ def test_segmentation(maps):
 def test_heads_and_what_trains(maps, options, expected):
     """The model fits and predicts the classes of the data."""
     maps()
-    assert run(*SEGMENTATION, "--classes", "a,b,c", *options.split(), "mine.py") == 0
-    cfg = load_config("mine.py")
+    cfg = made(*SEGMENTATION, "--classes", "a,b,c", *options.split())
     assert {key: cfg.model.backbone[key] for key in expected} == expected
     assert cfg.model.decode_head.num_classes == 3
     if "dinov2" in options:
@@ -380,12 +383,11 @@ def test_heads_and_what_trains(maps, options, expected):
 
 
 @pytest.mark.parametrize("base", ["upernet_swin_nano_camvid", "upernet_swin_nano_shapes"])
-def test_base_config_for_segmentation(maps, repo, base):
+def test_base_config_for_segmentation(maps, base):
     maps()
     line = [*SEGMENTATION, "--classes", "a,b,c", "--base", find_config(base), "--reduce-zero-label"]
     assert run(*line, "mine.py") == 2  # 0 is a class: the check finds it
-    assert run(*line[:-1], "--force", "mine.py") == 0
-    dataset = load_config("mine.py").val_dataloader.dataset
+    dataset = made(*line[:-1], "--force").val_dataloader.dataset
     assert dataset.type == "BaseSegDataset"
     assert dataset.metainfo.classes == ("a", "b", "c")
     assert len(dataset.metainfo.palette) == 3
@@ -411,8 +413,7 @@ def test_base_config_for_segmentation(maps, repo, base):
 )
 def test_layouts_of_label_maps(maps, names, options, expected):
     maps(**names)
-    assert run(*SEGMENTATION, "--classes", "a,b,c", *options, "mine.py") == 0
-    dataset = load_config("mine.py").train_dataloader.dataset
+    dataset = made(*SEGMENTATION, "--classes", "a,b,c", *options).train_dataloader.dataset
     assert (dataset.img_suffix, dataset.seg_map_suffix) == expected
 
 
@@ -446,8 +447,7 @@ def test_yolo(capsys):
     assert run("new", "detection", "--yolo", "birds/data.yaml", "--boxes", "mine.py") == 2
     assert Path("mine_val.json").read_text() == "corrected by hand"
     assert not Path("mine_train.json").exists()
-    assert run("new", "detection", "--yolo", "birds/data.yaml", "--boxes", "--force", "mine.py") == 0
-    cfg = load_config("mine.py")
+    cfg = made("new", "detection", "--yolo", "birds/data.yaml", "--boxes", "--force")
     assert cfg.train_dataloader.dataset.metainfo.classes == ("owl", "jay")
     assert cfg.val_evaluator.ann_file == "./mine_val.json"
     assert cfg.train_dataloader.dataset.data_prefix.img == "birds/images/train"
@@ -458,15 +458,12 @@ def test_yolo(capsys):
 
 def test_a_dense_image_raises_the_limits(boxes, capsys):
     boxes()
-    content = json.loads(Path("train.json").read_text())
-    content["annotations"] = [{**content["annotations"][0], "id": i} for i in range(1100)]
-    Path("train.json").write_text(json.dumps(content))
-    assert run(*DETECTION, "mine.py") == 0
+    rewrite(lambda content: content.update(annotations=[{**content["annotations"][0], "id": i} for i in range(1100)]))
+    cfg = made(*DETECTION)
     printed = capsys.readouterr().out
     assert "an image has 1100 objects" in printed
     assert "up to 1100 objects in an image" in printed
     assert "can find" not in printed  # the check's warning
-    cfg = load_config("mine.py")
     assert cfg.model.test_cfg.rcnn.max_per_img == 2200
     assert cfg.model.test_cfg.rpn.max_per_img == cfg.model.train_cfg.rpn_proposal.max_per_img == 4400
     assert cfg.model.roi_head.bbox_head[2].num_classes == 2
