@@ -11,7 +11,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import add_checkpoint, add_classes, make_parser, whole_number
 from vitdense.mm.export import FORMATS, INT8_BOUND
-from vitdense.seams import call, done_instead
+from vitdense.seams import ask, call
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
     from vitdense.mm.console import exit_on_user_error
 
     with exit_on_user_error():
-        if (status := done_instead("export", args)) is not None:
+        if (status := ask("export", "instead", args)) is not None:
             sys.exit(status)
         path = args.out or Path("exports") / f"{Path(args.config).stem}.{args.to}"
         print(export(*trained_of(args), Wish.of(args, path), args.classes, args))

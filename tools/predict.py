@@ -11,7 +11,7 @@ from pathlib import Path
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import add_inference_arguments, add_prediction, make_parser
-from vitdense.seams import call, done_instead
+from vitdense.seams import ask, call
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
         start_processes()
         inference = Inference.of(args)
         inference.tune_cpu()
-        if (status := done_instead("predict", args)) is not None:
+        if (status := ask("predict", "instead", args)) is not None:
             sys.exit(status)
         out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
         options = (args.format == "dataset", args.indices, args.as_dataset is not None, args.classes)

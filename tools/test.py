@@ -12,7 +12,7 @@ from vitdense.console import in_utf8
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.arguments import add_checkpoint, add_prediction, add_run_arguments, make_parser
 from vitdense.mm.config.asked import Asked
-from vitdense.seams import done_instead
+from vitdense.seams import ask
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     from vitdense.mm.train.launch import test
 
     with exit_on_user_error():
-        if (status := done_instead("test", args)) is not None:
+        if (status := ask("test", "instead", args)) is not None:
             sys.exit(status)
         if args.out:
             check_writable(args.out, "--out")

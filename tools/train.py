@@ -8,7 +8,7 @@ import vitdense  # noqa: F401  first: it makes mmcv importable without a compile
 from vitdense.console import in_utf8
 from vitdense.mm.config.arguments import add_run_arguments, make_parser, whole_number
 from vitdense.mm.config.asked import Asked
-from vitdense.seams import done_instead
+from vitdense.seams import ask
 
 
 class Shortcut(NamedTuple):
@@ -58,7 +58,7 @@ def main() -> None:
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}
     options = Asked.keywords("train", args)
     with exit_on_user_error():
-        if (status := done_instead("train", args)) is not None:
+        if (status := ask("train", "instead", args)) is not None:
             sys.exit(status)
         if args.print_config:
             with redirect_stdout(sys.stderr):  # stdout has the config alone

@@ -4,7 +4,6 @@ A folder says in its ``__init__.py``, as data, what it adds: ``EXTENSION = Exten
 as families are; a module of it is imported when something of it is asked for. Without the folder, all the rest works.
 """
 
-import argparse
 import pkgutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -86,11 +85,11 @@ def call(command: str, function: str, *args: Any, **outcome: Any) -> None:
             getattr(module, function)(*args, **outcome)
 
 
-def done_instead(command: str, args: argparse.Namespace) -> int | None:
-    """The exit status, if an option of an extension takes the whole command over; see `options_of`."""
+def ask(command: str, function: str, *args: Any) -> Any:
+    """As `call`, until one returns a result: the result, or None."""
     for module in options_of(command):
-        if hasattr(module, "instead") and (status := module.instead(args)) is not None:
-            return status
+        if hasattr(module, function) and (result := getattr(module, function)(*args)) is not None:
+            return result
     return None
 
 

@@ -271,8 +271,8 @@ def test_options_of_an_extension_reach_the_config(monkeypatch, command):
     run_passes([step], cfg, Asked(**Asked.keywords(command, args)))
     assert cfg.work_dir == "a"
     run_passes([step], cfg, Asked())  # from Python: nothing is asked
-    assert seams.done_instead(command, args) is None
-    assert seams.done_instead(command, SimpleNamespace(elsewhere="all")) == 3
+    assert seams.ask(command, "instead", args) is None
+    assert seams.ask(command, "instead", SimpleNamespace(elsewhere="all")) == 3
 
 
 def test_a_checkpoint_in_the_current_folder_is_not_followed(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.config.arguments import Parser, whole_number
 from vitdense.mm.config.recipes import EPOCHS, FINETUNE, ITERS, SEGMENTORS, SMALL
 from vitdense.mm.errors import ConfigError
-from vitdense.seams import call, options_of
+from vitdense.seams import ask, call
 
 MIN_MEMORY = 8e9  # bytes of a GPU, with which a detector is a cascade
 
@@ -32,8 +32,7 @@ def main(argv: Sequence[str]) -> int:
     with exit_on_user_error():
         check_new_file(args.out, args.force)
         if args.task == "detection":
-            kinds = [module.labels(args) for module in options_of("new detection")]
-            args.label_kind = next(filter(None, kinds), None)
+            args.label_kind = ask("new detection", "labels", args)
             set_method(args)
         data = read(args)
         _write(args.out, config_text(args, data), data.written)
