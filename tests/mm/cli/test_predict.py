@@ -197,6 +197,7 @@ def finds(found, score_thr, **dataset):
     from mmdet.structures import DetDataSample
 
     model = object.__new__(Predictor)
+    model.model = SimpleNamespace(dataset_meta={})
     model.names, model.palette = ["a", "b"], np.array([(255, 0, 0), (0, 255, 0)], np.uint8)
     model.dataset, model.score_thr, model.operating_point, model.skeleton = dataset, score_thr, None, ()
     model.reader = ImageReader([dict(type="LoadImageFromFile")])
@@ -348,7 +349,7 @@ def test_segments_have_the_ids_of_the_data(images, tmp_path):
     )
     model = object.__new__(OneResult)
     model.names, model.dataset = ["a", "b"], {"ann_file": str(tmp_path / "truth.json")}
-    model.model = SimpleNamespace(panoptic_fusion_head=SimpleNamespace(num_things_classes=1))
+    model.model = SimpleNamespace(panoptic_fusion_head=SimpleNamespace(num_things_classes=1), dataset_meta={})
     segments = [{"id": 1, "label": 1, "score": None, "is_thing": False}]
     image = np.zeros((2, 3, 3), np.uint8)
     model.result = Result(panoptic=np.ones((2, 3), int), segments=segments, image=image, names=["a", "b"])

@@ -151,13 +151,12 @@ def write(made: Made, args: argparse.Namespace | None = None) -> str:
         for part in parts:
             fix(part.predictor.model)
         outputs = [*task(samples[0].image)]
-    metadata = {key: value for part in parts for key, value in part.metadata.items()}
     _say("exporting the program, a minute or more")
     half = wish.precision == "float16"
     example = torch.zeros(_shape(made, EXAMPLE), dtype=torch.float16 if half else torch.float32)
     program = export_program(copy.deepcopy(task).half() if half else task, example, not wish.static)
     with atomic_write(wish.path) as scratch:
-        _save(program, scratch, made, outputs, metadata)
+        _save(program, scratch, made, outputs)
         said, got = _compare(scratch, made, samples)
     if args is not None:
         call("export", "after", args, program=wish.path, model=made, cfg=parts[0].predictor.model.cfg)
@@ -207,9 +206,8 @@ def _calibrating(made: Made) -> Sequence[str]:
     return paths_of(next(leaf_datasets(cfg.train_dataloader.dataset)), made.wish.calibration, CALIBRATION)
 
 
-def _save(
-    program: ExportedProgram, path: Path, made: Made, outputs: Sequence[str], metadata: Mapping[str, str]
-) -> None:
+def _save(program: ExportedProgram, path: Path, made: Made, outputs: Sequence[str]) -> None:
+    metadata = {key: value for part in made.parts for key, value in part.metadata.items()}
     wish, predictor, about = made.wish, made.parts[0].predictor, made.parts[0].about
     _say(f"writing {wish.to}")
     if wish.to == "pt2":

@@ -198,13 +198,8 @@ class Segmentation(Task):
 
 
 def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> dict[str, int]:
-    """The value of every class in the label maps of a segmentation data set: from 0, or from 1 with
-    ``reduce_zero_label``.
-
-    Args:
-        classes: Of a model. They have the values, where the data set does not name all of them.
-        kind, dataset: The class of the data set, and its config.
-    """
+    """The value of every class in the label maps of a segmentation data set, by its class and config: from 0, or from 1
+    with ``reduce_zero_label``. They are the `classes` of the model where the data set does not name all of these."""
     names = dataset.get("values") or kind.METAINFO.get("classes", ())
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     reduced = dataset.get("reduce_zero_label", default is not None and default.default)
@@ -256,9 +251,7 @@ def predict(
     return run(task, found)
 
 
-def checked(
-    cfg: Config, images: Sequence[Path], out_dir: Path, as_training: bool = False
-) -> tuple[type[Task], Path | None]:
+def checked(cfg: Config, images: Sequence[Path], out_dir: Path, as_training: bool) -> tuple[type[Task], Path | None]:
     """What is written of the model of a config, and the folder of the images of a training set; see `predict`."""
     is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
     kind = Panoptic if is_panoptic else Segmentation if cfg.get("default_scope") == "mmseg" else Detection
