@@ -105,16 +105,10 @@ def devices() -> dict[str, int]:
 def check_device(option: str, device: str) -> None:
     """Raise a ConfigError, which names `option`, if torch does not find a device on this machine: ``cpu``, or a kind of
     accelerator, such as ``cuda``, ``mps`` or ``xpu``, also with a number: ``cuda:N``."""
-    kinds = devices()
-    try:
-        found = torch.device(device)
-        is_there = (found.index or 0) < kinds.get(found.type, 0)
-    except (RuntimeError, TypeError):  # torch's, for a kind that it does not know
-        is_there = False
-    if not is_there:
-        having = [f"{kind}:{i}" if count > 1 else kind for kind, count in kinds.items() for i in range(count)]
+    found = [name for kind, count in devices().items() for name in (kind, *(f"{kind}:{i}" for i in range(count)))]
+    if str(device) not in found:
         raise ConfigError(
-            f"{option}: got {device!r}, expected one that torch finds on this machine: {', '.join(having)}"
+            f"{option}: got {device!r}, expected one that torch finds on this machine: {', '.join(found)}"
         )
 
 
