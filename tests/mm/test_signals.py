@@ -108,11 +108,10 @@ def test_launchers_that_did_not_start_this_process_name_the_variable(started, mo
             patch.delenv(variable)
             with pytest.raises(ConfigError, match=rf"{variable} is not set"):
                 find_launcher(launcher)
-    rank, size = LAUNCHERS[launcher].numbers[:2]
-    for value, said in (("abc", "got 'abc'"), ("2", f"got 2, expected less than {size}")):
-        monkeypatch.setenv(rank, value)
-        with pytest.raises(ConfigError, match=f"{rank}: {said}"):
-            find_launcher(launcher)
+    rank, *_ = LAUNCHERS[launcher].numbers
+    monkeypatch.setenv(rank, "abc")
+    with pytest.raises(ConfigError, match=f"{rank}: got 'abc'"):
+        find_launcher(launcher)
 
 
 def test_torchrun_is_understood(started, monkeypatch):

@@ -43,7 +43,7 @@ LAUNCHERS = {
 
 def find_launcher(given: str) -> str:
     """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes. A variable
-    of it that is missing or contradicts another, or more processes than GPUs, are a ConfigError."""
+    of it that is missing, or more processes than GPUs, are a ConfigError."""
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
         return "none"
@@ -55,14 +55,11 @@ def find_launcher(given: str) -> str:
             f"{source}: {', '.join(absent)} is not set; start the processes by {launcher.command}"
             + ("; or unset WORLD_SIZE for one process" if inferred else "")
         )
-    rank, size, *_ = map(_number, launcher.numbers)
-    if rank >= size:
-        raise ConfigError(f"{launcher.numbers[0]}: got {rank}, expected less than {launcher.numbers[1]}, {size}")
     gpus = torch.cuda.device_count()
-    for variable in (variable for variable in launcher.numbers if gpus and variable.endswith("LOCAL_RANK")):
-        if (local := _number(variable)) >= gpus:
+    for variable, number in zip(launcher.numbers, map(_number, launcher.numbers)):
+        if variable.endswith("LOCAL_RANK") and number >= gpus > 0:
             raise ConfigError(
-                f"{variable}: got {local}, expected less than the {gpus} GPUs that this machine has or "
+                f"{variable}: got {number}, expected less than the {gpus} GPUs that this machine has or "
                 f"CUDA_VISIBLE_DEVICES names; start as many processes, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
             )
     return name
