@@ -170,10 +170,9 @@ class Predictor:
 
     def threshold(self, score_thr: float | None) -> Threshold:
         """The minimum score of objects, as given, or by class; see `__call__`."""
-        if score_thr is None:
-            return self.score_thr
-        check_score(score_thr)
-        return score_thr
+        if score_thr is not None:
+            check_score(score_thr)
+        return self.score_thr if score_thr is None else score_thr
 
     def _stream(self, images: Iterator[Images], threshold: Threshold, batch_size: int) -> Iterator[Result]:
         while batch := list(islice(images, batch_size)):
@@ -297,9 +296,6 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
         checkpoint: A file, or an address.
         device: See `vitdense.mm.precision.check_device`.
         classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
-
-    Raises:
-        ConfigError: Classes have no names, or two different ones; or there is no such device.
     """
     check_device("device", device)
     allow_pickle = any(hook.get("allow_pickle", False) for _, hook in hooks(cfg))  # of ExactLoadHook

@@ -91,12 +91,10 @@ def evaluate(
     fields: Sequence[str] = (),
     **params: Any,
 ) -> Evaluation:
-    """Evaluate the objects found in images.
+    """Evaluate objects found in images, by their numbers; the truth is numbered for the classes that are evaluated.
 
     Args:
-        truth: Numbered for the classes that are evaluated.
-        found: With the places that are evaluated.
-        kind, images, thresholds, limits: See `Evaluation`; the numbers of the images.
+        truth, found, kind, images, thresholds, limits: See `Evaluation`.
         engine: See `chosen_engine`.
         fields: More keys of annotations that are read.
         **params: More of pycocotools' `Params`, such as `kpt_oks_sigmas`.

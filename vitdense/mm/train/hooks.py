@@ -194,9 +194,6 @@ class MaskAnnealingHook(Hook):
     Args:
         starts: Of every block, the iteration from which masks become less probable.
         ends: And from which there are none.
-
-    Raises:
-        ConfigError: The model has no such head, or one of another number of blocks.
     """
 
     priority = "HIGH"

@@ -27,16 +27,8 @@ from vitdense.seams import call
 
 
 def prepare_training(cfg: Config, **options: Any) -> Config:
-    """Connect the processes, write the options of a training into its config, which then is what runs, and check it.
-
-    Args:
-        cfg: From `load_config`.
-        options: Attributes of `Asked` by name, such as `resume`: a checkpoint, or ``'auto'`` for the latest one of the
-            work folder, if any.
-
-    Returns:
-        The config for the work folder: what starts the training anew, also where this one resumes.
-    """
+    """Connect the processes, write the options of a training, attributes of `Asked` by name, into its config, which
+    then is what runs, and check it; returned is the config for the work folder, which starts the training anew."""
     asked = Asked(check=check, **options)
     resume = asked.resume
     connect(cfg.launcher, cfg.get("env_cfg", {}))
@@ -59,13 +51,12 @@ def prepare_training(cfg: Config, **options: Any) -> Config:
 
 
 def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
-    """Train and validate.
+    """Train and validate; for the options see `prepare_training`.
 
     Args:
         cfg: From `load_config`.
         overwrite: Start anew in a work folder that has checkpoints. After the first step, the training that was in it
             is moved into a folder in it; what our commands did not write stays.
-        options: See `prepare_training`.
     """
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
@@ -86,17 +77,14 @@ def test(  # no test of pytest
     tell: Callable[[dict[str, float]], None] = lambda metrics: None,  # noqa: PT028
     **options: Any,
 ) -> dict[str, float]:
-    """Evaluate a checkpoint on the test data.
+    """Evaluate a checkpoint on the test data; the metrics.
 
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
         inference: How the model predicts. `device` and `score_thr` are mmengine's and the config's.
-        tell: Gets the metrics before extensions do.
+        tell: Gets the metrics before extensions do: NaN where there is nothing to find, such as no large object.
         options: Attributes of `Asked` by name, such as `tta`.
-
-    Returns:
-        The metrics; NaN where the test data have nothing to find, such as no large object for its AP.
     """
     connect(cfg.launcher, cfg.get("env_cfg", {}))
     inference = Inference(get_device()) if inference is None else replace(inference, device=get_device())

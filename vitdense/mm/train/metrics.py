@@ -182,7 +182,6 @@ def count_segments(
         truth, found: Ids, integers [H, W].
         segments: Of the truth: ``id``, ``category`` (label) and ``is_crowd``; other ids are no segments.
         found_labels: Label of every found segment; other ids are none.
-        num_classes: Number of labels.
 
     Returns:
         ``[num_classes, 4]``: sum of IoUs, matches, found segments and segments of the truth without a match.

@@ -40,10 +40,8 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     Args:
         optim_wrapper_cfg: As for the default constructor.
-        paramwise_cfg: As for the default constructor, plus `layer_decay_rate` in (0, 1]; default 1.
-
-    Raises:
-        ValueError: The rate is not in (0, 1]; or below 1, and the optimiser has no `lr` or the model no trunk of ours.
+        paramwise_cfg: As for the default constructor, plus `layer_decay_rate` in (0, 1]; default 1. Below 1, the
+            optimiser needs an `lr` and the model a trunk of this project.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:

@@ -36,12 +36,8 @@ def place_in(loop: EpochBasedTrainLoop, batches: int) -> Place:
 
 def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
     """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays. Other images,
-    or images that cannot be divided as the batches are now, are a ConfigError.
-
-    Args:
-        loop: With the epoch and the iteration of the checkpoint.
-        saved: A `Place`, by name; None of files that have none.
-    """
+    or images that cannot be divided as the batches are now, are a ConfigError. `saved` is a `Place`, by name, or None
+    of files that have none; the loop has the epoch and the iteration of the checkpoint."""
     loader = loop.dataloader
     if saved is None:
         batches = loop.iter - loop.epoch * len(loader)
