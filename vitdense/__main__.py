@@ -151,7 +151,6 @@ def _installed_versions() -> dict[str, dict[str, str]]:
 
 
 def _find_fault(package: Package, found: dict[str, str]) -> str | None:
-    """What is wrong with a package whose installed versions are `found`; None: nothing."""
     name, minimum = package.requirement.split(">=")
     if not found:
         return f"is not installed ({package.purpose})"

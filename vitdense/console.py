@@ -1,4 +1,4 @@
-"""Printing that never ends the work: the reader may be gone, the disk full, the encoding too small."""
+"""Printing that never raises: the reader may be gone, the disk full, a character not in the encoding."""
 
 import os
 import sys
@@ -12,23 +12,23 @@ from typing import Any, TextIO
 
 @contextmanager
 def showing() -> Iterator[None]:
-    """Inside, neither printing nor flushing `sys.stdout` and `sys.stderr` raises. It may be nested."""
+    """Printing to `sys.stdout` and `sys.stderr` does not raise inside this context, which may be nested."""
     out, error = _Shown(sys.stdout), _Shown(sys.stderr)
     with redirect_stdout(out), redirect_stderr(error):
         try:
             yield
-        finally:  # what is left in a buffer would fail at the end of the process
+        finally:  # a full buffer would raise at the end of the process
             out.flush()
             error.flush()
 
 
 class _Shown:
-    """A text stream. Its file becomes the null device when it can no longer be written to."""
+    """A text stream that goes on to the null device once a write fails."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         if hasattr(stream, "reconfigure"):
-            self._try(partial(stream.reconfigure, errors="backslashreplace"))  # what the encoding lacks
+            self._try(partial(stream.reconfigure, errors="backslashreplace"))  # for characters that the encoding lacks
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -47,13 +47,15 @@ class _Shown:
             with open(os.devnull, "wb") as null:
                 os.dup2(null.fileno(), self._stream.fileno())
             self._stream.flush()
-            if not isinstance(error, BrokenPipeError):  # whose reader left on purpose
+            if not isinstance(error, BrokenPipeError):  # a reader such as head left on purpose
                 print(f"warning: what is printed is lost ({error.strerror}); the work goes on", file=sys.stderr)
 
 
 def in_utf8() -> None:
-    """Start a command again in Python's UTF-8 mode, where the locale has another encoding: names of files and text
-    files are UTF-8 then, also in packages that do not say so. What is shown stays in the encoding of the terminal."""
+    """Restart a command in Python's UTF-8 mode if the locale has another encoding.
+
+    File names and text files are then UTF-8 in all packages. Printed text keeps the encoding of the terminal.
+    """
     if sys.flags.utf8_mode or lookup(getpreferredencoding(False)).name == "utf-8":
         return
     os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding}:backslashreplace")

@@ -9,7 +9,7 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")  # all but the end of a l
 class OptionError(ValueError):
     """An argument, an option or a file does not fit. The message says what, got, expected and how to fix it.
 
-    Names in a message may come from files of others: what would steer a terminal is printed as its escape.
+    Names in a message may come from untrusted files: control characters are printed as escapes.
     """
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
-"""Which families there are, found by their folders, and which models, by their names. It imports no torch.
+"""Families of backbones, found by their folders, and the table of models by name. Imports no torch.
 
-A family is a folder of `vitdense.models` or, where that is there, of `vitdense.research`: ``model.py`` has its classes,
-``sizes.py`` its sizes and its rows of the table of models, ``checkpoint.py`` the naming schemes of its checkpoints. A
-variant of another family may have the first alone. A file is imported when something of it is asked for: sizes at the
-first look-up of a name, naming schemes of one family when its weights are read.
+A family is a folder of `vitdense.models`, or of `vitdense.research` if that is installed. ``model.py`` has its classes,
+``sizes.py`` its sizes and rows of the table of models, ``checkpoint.py`` its naming schemes. A variant of another
+family may have ``model.py`` alone. Files are imported on demand: sizes at the first look-up of a name, naming schemes
+of one family when its weights are read.
 
 The name of a model is ``<model>`` or ``<model>.<weights>``: ``swin_tiny.ms_in1k``. A model alone means its first row.
 """
@@ -24,14 +24,14 @@ from typing import Any, TypeVar
 from vitdense.errors import OptionError
 
 FLOORS = tuple(floor for floor in ("models", "research") if find_spec(f"vitdense.{floor}"))
-# Class of a backbone: its folder.
+# Class of a backbone -> its folder.
 FOLDERS: dict[str, str] = {
     name: f"vitdense.{floor}.{folder}"
     for floor in FLOORS
     for name, folder in import_module(f"vitdense.{floor}").FAMILIES.items()
 }
-HEADS: dict[str, str] = import_module(f"vitdense.{FLOORS[0]}").HEADS  # with naming schemes: the folder that has them
-FOREIGN = FOLDERS["TimmTrunk"]  # trunks of other projects, by names that begin with the project
+HEADS: dict[str, str] = import_module(f"vitdense.{FLOORS[0]}").HEADS  # head with naming schemes -> its folder
+FOREIGN = FOLDERS["TimmTrunk"]  # trunks of other projects, named timm://... and hf://...
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
@@ -39,7 +39,7 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 OPEN_SOURCE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "cc0-1.0")  # licences, in small letters
 RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
-TRAINED_ON = {  # by the end of the names of weights
+TRAINED_ON = {  # the end of the names of weights -> the data
     "in1k": "ImageNet-1k",
     "in21k": "ImageNet-21k",
     "in22k": "ImageNet-22k",
@@ -85,9 +85,9 @@ class Model:
         options: Constructor arguments that the weights need, such as `window_size` in tokens.
         mean: Mean of RGB images with values in [0, 1].
         std: Likewise.
-        sha256: Digest of the file, where it is known. (Names of torchvision's files hold theirs.)
-        patch_size: Side of a patch of a plain ViT in pixels, to whose multiples images are padded; None for others.
-        gate: Page on which the authors ask for consent to the licence before they give their files; None for none.
+        sha256: Digest of the file, where it is known. (torchvision has it in the file name.)
+        patch_size: Side of a plain ViT's patches in pixels: images are padded to multiples. None for other families.
+        gate: Page on which the authors ask for consent to the licence before a download; None if they do not.
     """
 
     name: str
@@ -111,19 +111,18 @@ class Model:
         return TRAINED_ON.get(name) or TRAINED_ON.get(name.partition("_")[2])
 
     def without_weights(self) -> "Model":
-        """The same model with no facts of weights: only mean and standard deviation, which it is usually given."""
+        """The row without the facts of its weights; mean and std stay."""
         return replace(self, name=self.model, weights=None, licence=None, sha256=None, gate=None)
 
 
 def backbone_class(name: str) -> type:
-    """The class of a backbone by its name, such as ``'Swin'``."""
     return getattr(import_module(f"{FOLDERS[name]}.model"), name)
 
 
 def arguments(kind: type) -> dict[str, Any] | None:
-    """Arguments of a constructor and their defaults, also of the bases that it passes ``**options`` on to.
+    """Arguments of a constructor and their defaults, including base classes that get its ``**options``.
 
-    None if it takes any name: its ``**options`` go elsewhere.
+    None if the constructor takes any name.
     """
     found: dict[str, Any] = {}
     for base in kind.__mro__:
@@ -136,16 +135,18 @@ def arguments(kind: type) -> dict[str, Any] | None:
 
 
 def folders_with(part: str) -> dict[str, str]:
-    """The folders that have a module, ``'sizes'`` or ``'checkpoint'``, by the family: the folder's name."""
+    """The folders with a module ``'sizes'`` or ``'checkpoint'``, by the name of the family."""
     folders = dict.fromkeys(FOLDERS.values())
     return {folder.rpartition(".")[2]: folder for folder in folders if find_spec(f"{folder}.{part}")}
 
 
 @cache
 def _tables() -> dict[str, dict[str, Model]]:
-    """Every model by its names: by its own in `MODELS`, without the weights' name in `DEFAULTS` (the first row of each
-    model), by names of version 0.1 with sizes by their first letter (swin_t.ms_in1k) in `SHORT`, and in `TIMM` by
-    timm's names of the models whose weights it hosts, with and without the part after the dot."""
+    """The rows by name, in four tables.
+
+    `MODELS`: full names. `DEFAULTS`: names without weights, for the first row of each model. `SHORT`: names of version
+    0.1, with one letter for the size (swin_t.ms_in1k). `TIMM`: timm's names, with and without the part after the dot.
+    """
     sizes = [import_module(f"{folder}.sizes") for folder in folders_with("sizes").values()]
     models = {row.name: row for module in sizes for row in module.rows()}
     short = {
@@ -161,25 +162,27 @@ def _tables() -> dict[str, dict[str, Model]]:
 
 
 def __getattr__(name: str) -> dict[str, Model]:
-    """The tables, which need the sizes of all families."""
     if name not in ("MODELS", "DEFAULTS", "SHORT", "TIMM"):
         raise AttributeError(f"module 'vitdense.families' has no attribute {name!r}")
     return _tables()[name]
 
 
 def find_model(name: str) -> Model | None:
-    """The row of a name, or None. ``swin_tiny`` is the first of its rows; ``swin_t.ms_in1k`` is short for
-    ``swin_tiny.ms_in1k``; timm's ``vit_base_patch16_224.mae`` is ``vit_base.mae``. ``timm://`` and ``hf://`` are
-    trunks of other projects by their own code."""
+    """The row of a name, or None.
+
+    ``swin_tiny`` means the first row of this model, ``swin_t.ms_in1k`` means ``swin_tiny.ms_in1k``, and timm's
+    ``vit_base_patch16_224.mae`` means ``vit_base.mae``. ``timm://`` and ``hf://`` name trunks that are built by the
+    code of timm and transformers.
+    """
     found = next((table[name] for table in _tables().values() if name in table), None)
     is_foreign = found is None and name.startswith(("timm://", "hf://"))
     return import_module(f"{FOREIGN}.rows").foreign_row(name) if is_foreign else found
 
 
 def row_of(checkpoint: str | Path) -> Model | None:
-    """The row of weights, by its name or its address, or by the authors' address of DINOv3; None for other weights.
+    """The row of weights by their name or address, also the authors' address of DINOv3; None for other weights.
 
-    A file on this machine has no row, whatever its name.
+    A local file has no row, whatever its name.
     """
     address = str(checkpoint)
     if Path(address).expanduser().is_file():
@@ -213,12 +216,12 @@ def near_names(name: str) -> list[str]:
 
 
 def is_whole(x: object, least: int = 1) -> bool:
-    """Whether this is a whole number from `least` on; True and False are none."""
+    """Whether this is a whole number of at least `least`, and not a bool."""
     return isinstance(x, Integral) and not isinstance(x, bool) and x >= least
 
 
 def is_number(x: object) -> bool:
-    """Whether this is a finite real number; True and False are none."""
+    """Whether this is a finite real number, and not a bool."""
     return isinstance(x, Real) and not isinstance(x, bool) and math.isfinite(x)
 
 
@@ -245,9 +248,7 @@ def check_sizes(arch: Any) -> None:
 
 
 def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
-    """The row of `table` named `arch`, or a new row of the same type from a mapping of exactly its fields; those with a
-    default may be left out.
-    """
+    """The row of `table` named `arch`, or a new row from a mapping of its fields; those with a default are optional."""
     if isinstance(arch, str):
         if arch not in table:
             # timm's names contain ours: swin_tiny_patch4_window7_224.

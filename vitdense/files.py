@@ -21,7 +21,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """A temporary file in the folder of `path`, renamed to `path` when the block succeeds, else removed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not by the process id: machines that share a folder may have the same one. Names may be as long as a disk allows.
+    # Not the process id: machines that share a folder may use the same one. Not `path.name`: it may have full length.
     scratch = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
         yield scratch
@@ -46,8 +46,9 @@ def read_text(path: str | Path) -> str:
 
 
 def check_writable(path: str | Path, option: str) -> None:
-    """Check that a file can be written, before the work whose result it will hold; its folder need not exist. The
-    `option` that names another file is for the message.
+    """Check before long work that its result can be written. The folder need not exist.
+
+    The message names the `option` for another file.
     """
     path = Path(path)
     folder = next(each for each in (path.absolute()).parents if os.path.lexists(each))
@@ -61,7 +62,7 @@ def check_writable(path: str | Path, option: str) -> None:
 
 
 def state_of(path: str | Path) -> tuple[int, ...]:
-    """What changes with a file, also where another one of its size and time takes its place."""
+    """Values that change when a file does, also when another file of the same size and time replaces it."""
     stat = os.stat(path)
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 

@@ -30,10 +30,10 @@ class Row:
 
 
 class _PublishedAttention(TorchFunctionMode):
-    """Counts attention as papers do. The values become wrong.
+    """Count attention as papers do; output values are meaningless.
 
-    Queries and keys are as long as values: longer ones carry a position bias, see
-    `vitdense.layers.attention.attend_decomposed`, which papers count as an addition.
+    Queries and keys are cut to the length of values. Longer ones carry a position bias, which papers count as an
+    addition; see `vitdense.layers.attention.attend_decomposed`.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -44,7 +44,6 @@ class _PublishedAttention(TorchFunctionMode):
 
 
 def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Sequence[int]) -> int:
-    """FLOPs of `torchvision.ops.deform_conv2d` by the shapes of input, weight and output, as a convolution's."""
     return 2 * math.prod(out_shape) * math.prod(weight[1:])
 
 
@@ -61,12 +60,11 @@ def macs(function: Callable[[], object]) -> tuple[object, int]:
 
 
 def is_counted(x: Tensor) -> bool:
-    """Whether `macs` counts what is computed of a tensor: a layer then runs the products that papers count."""
+    """Whether `macs` is counting; a layer then computes the products that papers count."""
     return x.is_meta and _counting.get()
 
 
 def num_params(module: nn.Module) -> int:
-    """Number of parameters, trainable or not."""
     return sum(p.numel() for p in module.parameters())
 
 
@@ -159,7 +157,6 @@ def _zeros_on_cpu(model: nn.Module, maps: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _samples(shape: tuple[int, int]) -> list[SimpleNamespace]:
-    """What a transformer head reads of mmdet's data samples."""
     meta = {"img_shape": shape, "batch_input_shape": shape}
     return [SimpleNamespace(metainfo=meta, **meta)]
 

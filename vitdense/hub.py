@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitdense.models.base import Backbone
 
 
-# Arguments of timm's `create_model` that mean one of ours, and arguments that say what a backbone is anyway.
+# Arguments of timm's `create_model`: those with another name here, and those that have one value for any backbone.
 TIMM_NAMES = {"in_chans": "in_channels", "drop_path": "drop_path_rate"}
 TIMM_CONSTANTS = {"features_only": True, "num_classes": 0, "global_pool": "", "dynamic_img_size": True}
 
@@ -23,7 +23,7 @@ def list_models(pattern: str = "*", pretrained: bool = False) -> list[str]:
     """Names that match a pattern such as ``'swin*'`` or ``'*.ms_in22k'``, in the order of the table.
 
     Args:
-        pattern: Of the whole name, or of its part before the dot.
+        pattern: Compared with the whole name, and with its part before the dot.
         pretrained: Only models with published weights.
     """
     found = [row for row in MODELS.values() if row.weights or not pretrained]
@@ -42,7 +42,7 @@ def create(
     of maps ``[B, C_i, H_i, W_i]``; `out_channels` and `out_strides` tell their channels and strides.
 
     Args:
-        name: Of the table, see `list_models`; or timm's name of one of these models.
+        name: A name of `list_models`, or timm's name of one of these models.
         pretrained: True for the weights of the row, False for random ones; or a file, an address or another name, in
             any naming scheme that is known. They load exactly or raise.
         out_indices: Stages (of a ViT: blocks) to return; None for the class's default.
@@ -51,8 +51,8 @@ def create(
             mean the same, such as ``in_chans`` or ``features_only=True``, are accepted.
 
     Returns:
-        The backbone. Its `cfg` is the `Model` row of the weights. Without weights, or with weights of a file, it is the
-        row of `name` with no facts of weights: `mean` and `std` are then the usual ones of the model.
+        The backbone. Its `cfg` is the `Model` row of the weights. Without weights, or with weights from a file, it is
+        the row of `name` without the facts of its weights: `mean` and `std` are then the usual ones of the model.
 
     Raises:
         ValueError: The name is not in the table, the row has no weights, an option has an unknown value, or two options
@@ -84,7 +84,7 @@ def create(
     if loading and not checkpoint:
         raise OptionError(f"create: got {', '.join(loading)} without weights to load; give pretrained")
     made_of = {**row.options, **_our_names(options, kind)}
-    # Values that a file replaces are not drawn: for a ViT-L that takes six seconds, and as much memory as the file.
+    # The meta device draws no values that a file replaces: a ViT-L would take six seconds, and the memory of its file.
     with torch.device("meta") if checkpoint and kind.takes_tensors else nullcontext():
         model = kind(row.arch, **made_of)
     if checkpoint:
@@ -96,7 +96,7 @@ def create(
 
 
 def _our_names(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Options of `create`, timm's among them, by the names of the class, whose constructor refuses unknown ones."""
+    """Rename timm's options to the names of the class. Its constructor refuses unknown ones."""
     for theirs, ours in TIMM_NAMES.items():
         if theirs in options and ours in options:
             raise OptionError(f"create: {theirs} and {ours} are the same option; give one of them")

@@ -10,12 +10,13 @@ from vitdense.errors import OptionError
 
 
 class Module(nn.Module):
-    """A plain module with what mmengine asks of one: `init_cfg`, `init_weights()` and `is_init`. `init_cfg` are
-    initialisers of mmengine, such as ``dict(type='Xavier', layer='Linear')``, one or a list of them; None keeps the
-    weights that the constructor made.
+    """A plain module with mmengine's interface: `init_cfg`, `init_weights()` and `is_init`.
+
+    `init_cfg` is an initialiser of mmengine, such as ``dict(type='Xavier', layer='Linear')``, or a list of them. None
+    keeps the weights that the constructor made.
     """
 
-    # mmengine's `initialize(module, init_cfg)`: `vitdense.registry` puts it here, which mmengine imports.
+    # mmengine's `initialize(module, init_cfg)`; set by `vitdense.registry`, which is imported with mmengine.
     initialize: ClassVar[Callable[[nn.Module, dict | list], None] | None] = None
 
     def __init__(self, init_cfg: dict | Sequence[dict] | None = None) -> None:

@@ -17,29 +17,30 @@ from typing import Any
 
 import numpy as np
 
-# Of `metadata_props`.
 KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
 KEYS += ("operating_point",)
-BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, in the cache of a CPU
+BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, to stay in a CPU's cache
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
-SCORE = 0.3  # from which on an object counts, where the model has no operating point
+SCORE = 0.3  # minimum score of an object, where the model has no operating point
 
 
 @dataclass(eq=False)
 class Output:
-    """What was found in an image of H x W pixels: the objects of a detector, the one with the highest score first, the
-    classes of a segmentor's pixels, or the segments of a panoptic model, which may have objects too.
+    """What was found in an image of H x W pixels. A field that the model does not predict is None.
+
+    A detector finds objects, the highest score first; a segmentor finds the class of every pixel; a panoptic model
+    finds segments, and may find objects too.
 
     Attributes:
-        boxes: [N, 4] float32: left, upper, right and lower edge in pixels. Of a segmentor, as the next two: None.
+        boxes: [N, 4] float32: left, upper, right and lower edge in pixels.
         scores: [N] float32, 0 to 1.
-        labels: [N] int64, indices of the names of the classes.
-        masks: [N, H, W] bool, of a detector that has them.
-        semantic: [H, W] int64, indices of the names; of a detector: None.
-        panoptic: [H, W] int64, ids of segments; 0 where there is none. Of other models, as the next: None.
-        segments: Of every id, from 1 on: ``{"id", "label": index of names, "score": None, "is_thing": bool}``. A class
-            of stuff has one segment at most.
-        keypoints: [N, K, 3] float32, of a detector that has them: x and y in pixels, and a score, 0 to 1.
+        labels: [N] int64, indices of the class names.
+        masks: [N, H, W] bool.
+        semantic: [H, W] int64, indices of the class names.
+        panoptic: [H, W] int64, ids of segments; 0 where there is none.
+        segments: One for every id, from 1 on: ``{"id", "label": index, "score": None, "is_thing": bool}``. A class of
+            stuff has one segment at most.
+        keypoints: [N, K, 3] float32: x and y in pixels, and a score, 0 to 1.
     """
 
     boxes: np.ndarray | None = None
@@ -61,12 +62,12 @@ class Output:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """From which scores on objects count, as ``vitdense test --operating-point`` found on validation data.
+    """Minimum scores of objects, which ``vitdense test --operating-point`` found on validation data.
 
     Attributes:
         wish: What was asked for: ``precision=0.9``, ``recall=0.8`` or ``f1``.
-        thresholds: Minimum score of all classes, or of each, [classes].
-        precision, recall: From these scores on, on the validation data.
+        thresholds: One minimum score for all classes, or one for each, [classes].
+        precision, recall: On the validation data, with these minimum scores.
     """
 
     wish: str
@@ -76,10 +77,10 @@ class OperatingPoint:
 
     @classmethod
     def of(cls, content: Any, names: Sequence[str]) -> "OperatingPoint":
-        """An operating point as a file has it, of a model with these classes; the thresholds of classes by their names.
+        """Read the operating point of a model with these classes from what a file has; see `content`.
 
         Raises:
-            ValueError: It is none, has a number that is not from 0 to 1, or has other classes.
+            ValueError: A key is missing, a number is not from 0 to 1, or the classes differ.
         """
         try:
             given, shares = content["thresholds"], (content["precision"], content["recall"])
@@ -94,7 +95,7 @@ class OperatingPoint:
             raise ValueError(f"no operating point ({type(error).__name__}: {error})") from error
 
     def content(self, names: Sequence[str]) -> dict[str, Any]:
-        """What `of` takes."""
+        """The operating point as a file has it: thresholds of classes by their names."""
         by_name = isinstance(self.thresholds, Sequence)
         return {**vars(self), "thresholds": dict(zip(names, self.thresholds)) if by_name else self.thresholds}
 
@@ -106,7 +107,7 @@ class OperatingPoint:
 
 
 class EngineError(ValueError):
-    """An engine is not installed, or cannot do here what is asked of it."""
+    """An engine is not installed, or lacks a requested precision or device."""
 
 
 @dataclass
@@ -114,8 +115,8 @@ class Engine:
     """A file, loaded by a runtime."""
 
     run: Callable[[np.ndarray], Sequence[np.ndarray]]  # a batch to the outputs
-    outputs: list[str]  # their names
-    dtype: type  # of the batch; uint8: it is of photos, not of normalised images
+    outputs: list[str]  # names
+    dtype: type  # of the batch; uint8 for photos, a float type for normalised images
     about: dict[str, Any]  # the file's `metadata_props`
 
 
@@ -125,7 +126,7 @@ def open_onnxruntime(
     providers: Sequence[str] = ("CPUExecutionProvider",),
     more: Sequence[str] = (),
 ) -> Engine:
-    """A file in onnxruntime, by its providers in order of preference; `more` names tensors inside of it, as outputs."""
+    """Open a file in onnxruntime. `providers` are in order of preference; `more` names tensors to return as well."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -148,8 +149,10 @@ def open_openvino(
     device: str = "CPU",
     more: Sequence[str] = (),
 ) -> Engine:
-    """A file in OpenVINO, which computes in ``f32``, ``bf16`` or ``f16``, whatever the file's weights are in; `more`:
-    see `open_onnxruntime`."""
+    """Open a file in OpenVINO, which computes in ``f32``, ``bf16`` or ``f16``, whatever type the weights have.
+
+    For `more` see `open_onnxruntime`.
+    """
     import openvino
 
     core = openvino.Core()
@@ -175,7 +178,7 @@ def open_openvino(
 
 
 def outputs_of_graph(names: Sequence[str]) -> bytes:
-    """What makes tensors of an ONNX file outputs of its graph, if it is written after the file: protobuf joins the two.
+    """Bytes to append to an ONNX file, so that these tensors become outputs: protobuf merges the two parts.
 
     Field 7 of a model is its graph, field 12 of a graph an output, field 1 of an output its name.
     """
@@ -191,12 +194,11 @@ def outputs_of_graph(names: Sequence[str]) -> bytes:
 
 
 ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
-# An output that a kind of model has, and the key of KEYS that it needs.
+# The output that tells the kind of a model, and the key of KEYS that it needs.
 FORMS = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
 
 
 def open_engine(path: str | os.PathLike, engine: str, threads: int = 0, **options: object) -> Engine:
-    """A file in an engine; see `Program`."""
     if engine not in ENGINES:
         raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
     if not os.path.exists(path):
@@ -215,31 +217,31 @@ def open_engine(path: str | os.PathLike, engine: str, threads: int = 0, **option
 
 
 def models_of(engine: Engine) -> list[str]:
-    """The names of the models in a file of several; of one model an empty one."""
+    """The names of the models in a file; ``[""]`` for a file of one model."""
     outputs = (name.rpartition("/") for name in engine.outputs)
     return list(dict.fromkeys(model for model, _, output in outputs if output in FORMS)) or [""]
 
 
 class Program:
-    """An ONNX file of `vitdense export`, of a detector (not of its maps), a segmentor or a mask transformer.
+    """An ONNX file of `vitdense export`: a detector (exported without ``--maps``), segmentor or mask transformer.
 
     Args:
         path: The file.
-        engine: ``onnxruntime`` or ``openvino``, the package that runs it; or an `Engine` of another.
-        threads: Of a CPU; 0: all.
-        model: Of a file of several, see `Joined`, the name of one; it computes all of them.
-        **options: Of the engine: `providers` of onnxruntime, `precision` and `device` of OpenVINO.
+        engine: ``onnxruntime`` or ``openvino``, the package that runs it; or an `Engine` of your own.
+        threads: CPU threads; 0 for all.
+        model: Name of one model in a file of several, see `Joined`. All models are computed.
+        **options: Options of the engine: `providers` of onnxruntime, `precision` and `device` of OpenVINO.
 
     Attributes:
-        names: Of the classes.
+        names: Class names.
         is_panoptic: Whether results have segments.
-        about: What the file says of itself: mean and std, classes, resize and others.
+        about: The metadata of the file: mean and std, classes, resize and others.
         of_photos: Whether the file takes photos, and not normalised images.
-        operating_point: Of the model; None if the file has none.
+        operating_point: The model's operating point; None if the file has none.
 
     Raises:
-        ValueError: The file is not of `vitdense export`, or has a detector's maps; or the engine is none of the two.
-        EngineError: The engine is not installed, or has no such precision.
+        ValueError: The file is not from `vitdense export`, or has a detector's maps; or the engine is unknown.
+        EngineError: The engine is not installed, or does not have the precision.
     """
 
     def __init__(
@@ -279,15 +281,15 @@ class Program:
 
         Args:
             image: [H, W, 3] uint8 RGB, of any size.
-            score_thr: Minimum score of objects, 0 to 1; None: by the operating point, without one `SCORE`.
+            score_thr: Minimum score of objects, 0 to 1; None for the operating point, or `SCORE` without one.
 
         Raises:
-            ValueError: The image is none, or has no pixel after its resize; or the score is out of range.
+            ValueError: The array is not an image, or has no pixel after its resize; or the score is out of range.
         """
         return self.find(self.run(self.batch(image)), image.shape[:2], score_thr)
 
     def find(self, outputs: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
-        """Outputs for a batch of one photo, of a size (H, W), as what counts of what was found; see `__call__`."""
+        """As `read`, with the minimum score of `__call__`."""
         if score_thr is None:
             score_thr = self.operating_point.thresholds if self.operating_point else SCORE
         elif not 0 <= score_thr <= 1:
@@ -295,8 +297,7 @@ class Program:
         return self.read(outputs, size, score_thr)
 
     def batch(self, image: np.ndarray) -> np.ndarray:
-        """A photo, see `__call__`, as the file takes it. Anything else, or one that has no pixel after its resize, is a
-        ValueError."""
+        """The batch that the file takes, from a photo; for errors see `__call__`."""
         is_photo = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
         if not is_photo or not image.size:
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
@@ -310,7 +311,7 @@ class Program:
         return np.ascontiguousarray(normalised(image, seen, self.about).astype(self._engine.dtype))  # [1, 3, h, w]
 
     def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
-        """The outputs for a batch, by name. A batch on which the engine fails is a ValueError."""
+        """The outputs for a batch, by name; a ValueError if the engine fails."""
         try:
             return dict(zip(self._engine.outputs, self._engine.run(batch)))
         except Exception as error:
@@ -319,7 +320,7 @@ class Program:
     def read(
         self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | Sequence[float] = 0.0
     ) -> Output:
-        """Outputs for a batch of one photo, of a size (H, W), as what was found in it."""
+        """What was found in a photo of size (H, W), from the outputs for a batch of this photo."""
         found = {name.removeprefix(self._start): out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
 
@@ -331,7 +332,7 @@ class Joined:
         path, engine, threads, **options: See `Program`.
 
     Attributes:
-        models: A `Program` by the name of each model.
+        models: The models by name, a `Program` each.
 
     Raises:
         ValueError: See `Program`.
@@ -351,7 +352,7 @@ class Joined:
 
 
 def reason_of(error: Exception) -> str:
-    """What an engine says, in one line: the end of it, after lines of its source."""
+    """The message of an engine's error in one line: its end, without the lines of C++ source before it."""
     said = " ".join(str(error).split())
     return said if len(said) < 200 else f"...{said[-200:]}"
 
@@ -364,10 +365,15 @@ def read(
     score_thr: float | Sequence[float] = 0.0,
     of_photo: bool = False,
 ) -> Output:
-    """The outputs of a program by name, for an image, as what was found in it. `about` is the program's
-    `metadata_props`, decoded; `seen` the size (h, w) of the normalised image, `size` (H, W) that of the photo of which
-    it was made. Of a program `of_photo` boxes are in pixels of the photo. Objects have at least `score_thr`, or that of
-    their class.
+    """What was found in a photo.
+
+    Args:
+        found: The outputs of the program, by name.
+        about: The program's `metadata_props`, decoded.
+        seen: Size (h, w) of the normalised image.
+        size: Size (H, W) of the photo.
+        score_thr: Minimum score of objects, one for all classes or one for each.
+        of_photo: Whether the program takes photos, and so returns boxes in pixels of the photo.
     """
     scale = seen[0] / size[0], seen[1] / size[1]
     if "boxes" in found:
@@ -380,7 +386,7 @@ def read(
     logits = resize(found["logits"].transpose(1, 2, 0).astype(np.float32), size)  # [H, W, classes]
     if logits.shape[2] > 1:
         return Output(semantic=logits.argmax(-1))
-    threshold = about["threshold"]  # of one class, against all else
+    threshold = about["threshold"]  # for models with a single class
     return Output(semantic=(logits[..., 0] > np.log(threshold / (1 - threshold))).astype(np.int64))
 
 
@@ -392,13 +398,14 @@ def of_queries(
     size: Sequence[int],
     score_thr: float | Sequence[float],
 ) -> Output:
-    """Segments and objects of logits of classes ``[Q, classes + 1]`` and of masks ``[Q, h, w]``; see `read`. `rule` is
-    what the program says of its queries.
+    """Segments and objects from logits of classes ``[Q, classes + 1]`` and masks ``[Q, h, w]``; see `read`.
+
+    `rule` is the entry ``queries`` of the program's metadata.
     """
     padded = [-(-side // rule["divisor"]) * rule["divisor"] for side in seen]
 
     def logits_of(query: int) -> np.ndarray:
-        """``[H, W]``."""
+        """The mask logits of a query, ``[H, W]``."""
         logits = resize(masks[query, ..., None].astype(np.float32), padded)[: seen[0], : seen[1]]
         return resize(logits, size)[..., 0]
 
@@ -414,9 +421,7 @@ def of_queries(
 
 
 def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any]) -> np.ndarray:
-    """A photo, [H, W, 3] uint8 RGB, resized to `size`, as a program takes it by its ``channels``, ``mean`` and ``std``:
-    float32 ``[1, 3, *size]``.
-    """
+    """Resize a photo, [H, W, 3] uint8 RGB, to `size` and normalise it as `about` says: float32 ``[1, 3, *size]``."""
     pixels = resize_photo(image, size).astype(np.float32)
     if about["channels"] == "BGR":
         pixels = pixels[..., ::-1]
@@ -433,21 +438,21 @@ def fitted(size: Sequence[int], rule: Mapping[str, Any] | None) -> tuple[int, in
         return rule["scale"][1], rule["scale"][0]
     long, short = max(rule["scale"]), min(rule["scale"])
     most, least = max(size), min(size)
-    # In whole numbers, halves up. The smaller of two factors gives the smaller size.
+    # Whole numbers, halves rounded up. The smaller of two factors gives the smaller size.
     return tuple(min((2 * x * long + most) // (2 * most), (2 * x * short + least) // (2 * least)) for x in size)
 
 
 def resize_photo(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """As OpenCV's `resize` of 8 bits, to the bit: uint8 ``[h, w, C]`` to ``[*size, C]``.
+    """Resize uint8 ``[h, w, C]`` to ``[*size, C]``, bit by bit equal to OpenCV's bilinear `resize` of 8-bit images.
 
-    OpenCV weighs the two nearest pixels of each axis by whole numbers of 2048ths, first along rows, and drops bits of
-    the sums.
+    OpenCV weights the two nearest pixels along each axis by multiples of 1/2048, along rows first, and drops the lowest
+    bits of the sums.
     """
     (h, w), (height, width) = image.shape[:2], size
     if (h, w) == (height, width):
         return image
     (x, of_x), (y, of_y) = nearest(w, width), nearest(h, height)
-    of_x[(x < 0) | (x >= w - 1)] = 0  # only along rows; along columns both are then the same pixel
+    of_x[(x < 0) | (x >= w - 1)] = 0  # only along rows; along columns both pixels are the same there
     x, y = ((np.clip(at, 0, n - 1), np.clip(at + 1, 0, n - 1)) for at, n in ((x, w), (y, h)))
     left, right, upper, lower = (np.rint(2048 * share).astype(np.int32) for share in (1 - of_x, of_x, 1 - of_y, of_y))
     out = np.empty((height, width, image.shape[2]), np.uint8)
@@ -465,15 +470,15 @@ def resize_photo(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def nearest(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each new pixel, whose centre lies between two old ones: the first of them, [new], which may be -1, and the
-    share of the second one, [new] float32."""
+    """The first of the two old pixels around each new pixel's centre, [new], which may be -1, and the weight of the
+    second, [new] float32."""
     place = ((np.arange(new) + 0.5) * (1 / (new / old)) - 0.5).astype(np.float32)
     first = np.floor(place)
     return first.astype(np.int64), place - first
 
 
 def resize(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Bilinear from pixel centre to centre, as OpenCV and torch have it: float32 ``[h, w, C]`` to ``[*size, C]``."""
+    """Bilinear resize with half-pixel centres, as in OpenCV and torch: float32 ``[h, w, C]`` to ``[*size, C]``."""
     for axis, new in enumerate(size):
         old = image.shape[axis]
         if new == old:
@@ -493,8 +498,9 @@ def objects(
     size: Sequence[int],
     score_thr: float | Sequence[float],
 ) -> Output:
-    """What a program of a detector gives for an image, as objects; see `read`. Boxes are in pixels of the image, and
-    `scale` is the size of what the program saw over that of the image, (y, x).
+    """Objects from the outputs of a detector; see `read`.
+
+    Boxes are in pixels of the photo; `scale` (y, x) is the size of the normalised image over the photo's.
     """
     kept = found["scores"] >= least(score_thr, found["labels"]).clip(np.finfo(np.float32).tiny)  # empty places have 0
     boxes, masks = found["boxes"][kept], None
@@ -504,25 +510,25 @@ def objects(
             whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
             masks[i] = whole >= about["mask_thr"]
     keypoints = None
-    if "keypoints" in found:  # in pixels of what the program saw
+    if "keypoints" in found:  # in pixels of the normalised image
         keypoints = found["keypoints"][kept].astype(np.float32) / np.float32([*scale[::-1], 1])
     return Output(boxes, found["scores"][kept], found["labels"][kept], masks, keypoints=keypoints)
 
 
 def least(score_thr: float | Sequence[float], labels: np.ndarray) -> np.ndarray:
-    """The minimum scores of objects with these labels: one of all classes, or those of the classes."""
+    """The minimum score of each label, from one for all classes or one per class."""
     limits = np.asarray(score_thr, np.float32)
     return limits[labels] if limits.ndim else limits
 
 
 def paste(mask: np.ndarray, box: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Probabilities ``[h, w]`` inside of a box (x1, y1, x2, y2) as those of an image, [*size] float32."""
+    """Resize probabilities ``[h, w]`` to their box (x1, y1, x2, y2) in an empty image, [*size] float32."""
     image = np.zeros(size, np.float32)
     weights, places = [], []
     for bins, start, stop, side in ((mask.shape[0], *box[1::2], size[0]), (mask.shape[1], *box[::2], size[1])):
         first, last = max(int(start) - 1, 0), min(int(np.ceil(stop)) + 1, side)
         centre = (np.arange(first, last, dtype=np.float32) + 0.5 - start) / max(stop - start, 1e-6) * bins - 0.5
-        # A bilinear weight of every bin; outside of the mask lie zeros.
+        # Bilinear weights of the bins, with zeros outside of the mask.
         weights.append(np.maximum(0, 1 - np.abs(centre[:, None] - np.arange(bins, dtype=np.float32))))  # [n, bins]
         places.append(slice(first, last))
     if weights[0].size and weights[1].size:
@@ -531,9 +537,9 @@ def paste(mask: np.ndarray, box: np.ndarray, size: Sequence[int]) -> np.ndarray:
 
 
 def cover(mask: np.ndarray, stride: int, scale: Sequence[float], size: Sequence[int]) -> np.ndarray:
-    """Logits ``[h, w]`` of a padded image, `stride` pixels apart, as those of an image, [*size] float32.
+    """Resize logits ``[h, w]`` of a padded image, `stride` pixels apart, to the photo, [*size] float32.
 
-    `scale` is the size of the image that was padded over that of the image, (y, x).
+    `scale` (y, x) is the size of the image before padding over the photo's.
     """
     whole = [round(side * stride / by) for side, by in zip(mask.shape, scale)]
     return resize(mask[..., None].astype(np.float32), whole)[: size[0], : size[1], 0]
@@ -547,15 +553,15 @@ def instances(
     number: int,
     score_thr: float | Sequence[float],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Objects of Mask2Former (Cheng et al., CVPR 2022): of all pairs of a query and a class the best.
+    """Objects of Mask2Former (Cheng et al., CVPR 2022): the best pairs of a query and a class.
 
     Args:
         shares: Probabilities of classes, ``[Q, classes + 1]``; the last one is "no object".
         logits_of: The mask of a query, ``[*size]``.
-        num_things: Classes of things, the first ones; others are left out.
-        number: Of pairs that may be objects.
-        score_thr: Minimum of a score, the probability of the class times the mean one within the mask; or those of the
-            classes.
+        num_things: The first `num_things` classes are things; others are left out.
+        number: Most pairs that may be objects.
+        score_thr: Minimum score, one for all classes or one for each. A score is the probability of the class times the
+            mean probability within the mask.
 
     Returns:
         Boxes ``[N, 4]``, scores ``[N]``, labels ``[N]`` and masks ``[N, *size]``, the highest score first.
@@ -593,14 +599,15 @@ def panoptic(
     iou: float,
     within: bool,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """Segments of MaskFormer (Cheng et al., NeurIPS 2021), `panoptic` and `segments` of an `Output`: every pixel goes
-    to the query that claims it most.
+    """Segments of MaskFormer (Cheng et al., NeurIPS 2021), as `panoptic` and `segments` of an `Output`.
+
+    Every pixel goes to the query with the highest product of class and mask probability.
 
     Args:
         shares, logits_of, size, num_things: See `instances`.
         score: Minimum probability of a query's class.
-        iou: Minimum share of a query's mask that it must get.
-        within: A query gets no pixel outside of its mask.
+        iou: Minimum share of its own mask that a query must get.
+        within: Whether a query gets no pixel outside of its mask.
     """
     none = shares.shape[1] - 1
     labels, best = shares.argmax(1), shares.max(1)
@@ -623,8 +630,10 @@ def panoptic(
 
 
 def segments_of(codes: np.ndarray, num_classes: int, num_things: int) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """`panoptic` and `segments` of an `Output` from mmdet's codes ``[H, W]``: label + `OFFSET` * number of the object;
-    a label after all classes means none."""
+    """`panoptic` and `segments` of an `Output` from mmdet's codes ``[H, W]``, label + `OFFSET` * object number.
+
+    A label from `num_classes` on means no segment.
+    """
     values, places = np.unique(codes, return_inverse=True)
     labels = values % OFFSET
     found = labels < num_classes
@@ -639,18 +648,18 @@ def segments_of(codes: np.ndarray, num_classes: int, num_things: int) -> tuple[n
 
 @dataclass(frozen=True)
 class Bounds:
-    """By how much a program may differ from its model in float32; otherwise nothing is written."""
+    """How much a program may differ from its model in float32. A program that differs more is not written."""
 
-    error: float | None  # of maps and logits, relative; None: by what the logits mean, `classes`
-    classes: float  # share of pixels with the model's class, at least: of two a hair apart, either is right
-    score: float  # of the model's objects that count, more than this
-    objects: float  # share of them that must be found as follows
-    iou: float  # overlap of a box with the model's, at least
-    difference: float  # of scores
-    mask_iou: float  # overlap of a mask with the model's, at least; of keypoints see `likeness`
+    error: float | None  # relative error of maps and logits; None: logits are judged by `classes`
+    classes: float  # least share of pixels with the model's class
+    score: float  # the model's objects with a higher score are compared
+    objects: float  # least share of them that the program must find within the next three bounds
+    iou: float  # least IoU of a box with the model's
+    difference: float  # largest difference of scores
+    mask_iou: float  # least IoU of a mask with the model's; for keypoints see `likeness`
 
 
-# Half precision and int8 change scores, and thereby what suppression keeps.
+# Half precision and int8 change scores, and so which boxes NMS keeps.
 BOUNDS = {
     "float32": Bounds(error=1e-4, classes=0.999, score=0.05, objects=1, iou=0.999, difference=1e-3, mask_iou=0.99),
     "float16": Bounds(error=1e-2, classes=0.99, score=0.05, objects=1, iou=0.98, difference=2e-2, mask_iou=0.95),
@@ -659,13 +668,13 @@ BOUNDS = {
 
 
 def counting(want: Output, bounds: Bounds) -> np.ndarray:
-    """Which objects of a model count, [N] bool; of those without an area there is no overlap."""
     return (want.scores > bounds.score) & (want.boxes[:, 2:] > want.boxes[:, :2]).all(1)
 
 
 def compare_results(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
-    """Whether a program finds in images what the model finds: the classes of their pixels, or their objects; and the
-    largest differences. `pairs` are of the program and of the model, for every image.
+    """Whether a program finds the same objects or pixel classes as the model, and the largest differences as text.
+
+    `pairs` are the outputs of the program and of the model for every image.
     """
     pairs = list(pairs)
     if pairs[0][1].boxes is not None:
@@ -677,7 +686,7 @@ def compare_results(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> t
 
 
 def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> tuple[bool, str]:
-    of_boxes, of_scores, of_masks = likeness(pairs, bounds)  # a NaN stays one in their least and largest, fits nothing
+    of_boxes, of_scores, of_masks = likeness(pairs, bounds)  # NaN fits no bound
     if not len(of_boxes):
         return False, f"nothing to compare: no object of the model has a score above {bounds.score}"
     same = (of_boxes >= bounds.iou) & (of_scores <= bounds.difference) & (of_masks >= bounds.mask_iou)
@@ -693,9 +702,12 @@ def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> t
 
 
 def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarray:
-    """Of each object of the model that counts, and of the one that is found in its place: IoU of boxes, difference of
-    scores, IoU of masks, [3, N]. Of objects with keypoints the last is 1 - the largest distance of one along an axis,
-    over the root of the area of the box, or difference of its score."""
+    """Compare each object of the model with the program's nearest: IoU of boxes, difference of scores, IoU of masks,
+    [3, N].
+
+    For keypoints the last is 1 - e. Here e is the largest difference of any keypoint, in x or y relative to the root of
+    the box area, or in its score.
+    """
     rows = []
     for got, want in pairs:
         overlaps = box_iou(want.boxes, got.boxes)  # [wanted, found]
@@ -717,7 +729,7 @@ def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarr
 
 
 def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Overlap of boxes ``[N, 4]`` (x1, y1, x2, y2) with others ``[M, 4]``: ``[N, M]``."""
+    """IoU of boxes ``[N, 4]`` (x1, y1, x2, y2) with others ``[M, 4]``: ``[N, M]``."""
     sides = np.minimum(boxes[:, None, 2:], others[:, 2:]) - np.maximum(boxes[:, None, :2], others[:, :2])  # [N, M, 2]
     both = sides.clip(0).prod(-1)
     areas, others_areas = ((one[:, 2:] - one[:, :2]).prod(-1) for one in (boxes, others))
@@ -725,7 +737,7 @@ def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def classes_of(found: Output) -> np.ndarray:
-    """The class of every pixel, ``[H, W]``; of a panoptic result -1 where there is no segment."""
+    """The class of every pixel, ``[H, W]``; -1 where a panoptic result has no segment."""
     if found.semantic is not None:
         return found.semantic
     return np.array([-1, *(segment["label"] for segment in found.segments)])[found.panoptic]

@@ -1,7 +1,7 @@
-"""What the core offers to the folders of `vitdense.extensions`, none of which it names.
+"""The interface between the core and the folders of `vitdense.extensions`. The core names none of them.
 
-A folder says in its ``__init__.py``, as data, what it adds: ``EXTENSION = Extension(...)``. It is found by the folder,
-as families are; a module of it is imported when something of it is asked for. Without the folder, all the rest works.
+A folder declares in its ``__init__.py`` what it adds: ``EXTENSION = Extension(...)``. Its modules are imported on
+demand. Everything else works without the folder.
 """
 
 import pkgutil
@@ -16,17 +16,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Extension:
-    """What one folder adds, by names of modules.
+    """What one folder adds.
 
     Attributes:
-        names: Public names of `vitdense`, and the module that has each.
-        commands: Commands, and their line of help. A module of the folder has the name of the command, and `main`.
-        options: Commands of the core, or ``load``, and the module with further options of each; see `options_of`.
-        registers: Packages, and the module that registers classes with mm where the package is installed.
-        kinds: Types of data sets, and the module that knows this kind of labels; see `kind_of`.
-        loaders: Steps of pipelines that load labels.
-        schemes: Heads with naming schemes of their own, by `family`, and the module that has a `Family` for each in its
-            ``HEADS``.
+        names: Public name of `vitdense` -> module that has it.
+        commands: Command -> line of help. The module of the same name in the folder has `main`.
+        options: Command of the core, or ``load`` -> module with further options; see `options_of`.
+        registers: Package -> module that registers classes with mm if the package is installed.
+        kinds: Type of data set -> module that knows its labels; see `kind_of`.
+        loaders: Pipeline steps that load labels.
+        schemes: `family` of a head with its own naming schemes -> module with a `Family` for it in ``HEADS``.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -40,7 +39,7 @@ class Extension:
 
 @cache
 def extensions() -> dict[str, Extension]:
-    """The extensions that are there, by the names of their modules."""
+    """The installed extensions, by the names of their modules."""
     root = "vitdense.extensions"
     if not find_spec(root):
         return {}
@@ -49,7 +48,7 @@ def extensions() -> dict[str, Extension]:
 
 
 def public_names() -> dict[str, str]:
-    """Public names of `vitdense` that extensions have, and the module of each."""
+    """Public names that extensions add to `vitdense`, and the module of each."""
     return {name: module for extension in extensions().values() for name, module in extension.names.items()}
 
 
@@ -67,12 +66,12 @@ def options_of(command: str) -> list[ModuleType]:
 
     - ``add_options(parser)``: adds them;
     - ``change(cfg, args)``: changes the config of a training or a test, after the core's own passes;
-    - ``instead(args)``: does the work of the whole command, and returns its exit status; None where it is not asked to;
-    - ``after(args, **outcome)``: gets what the command made: a test its ``metrics`` and ``runner``, an export its
-      ``program``, ``model`` and ``cfg``, a check its ``cfg``, ``faults`` and ``sets``; of ``load``, which has no
-      ``args``, the ``model`` that was loaded and its ``checkpoint``;
-    - ``look(dataset, where)``: gets the training data that a check has built, a copy, and yields what is wrong;
-    - ``labels(args)``, of the command ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None.
+    - ``instead(args)``: replaces the whole command and returns its exit status, or returns None to leave it alone;
+    - ``after(args, **outcome)``: gets what the command made: ``metrics`` and ``runner`` of a test; ``program``,
+      ``model`` and ``cfg`` of an export; ``cfg``, ``faults`` and ``sets`` of a check; ``model`` and ``checkpoint`` of
+      ``load``, which has no ``args``;
+    - ``look(dataset, where)``: gets a copy of the training data that a check has built, and yields faults;
+    - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None.
     """
     modules = [extension.options.get(command) for extension in extensions().values()]
     return [import_module(module) for module in modules if module]
@@ -86,7 +85,7 @@ def call(command: str, function: str, *args: Any, **outcome: Any) -> None:
 
 
 def ask(command: str, function: str, *args: Any) -> Any:
-    """As `call`, until one returns a result: the result, or None."""
+    """The first result that is not None of a function of `options_of`, asked in each module that has it."""
     for module in options_of(command):
         if hasattr(module, function) and (result := getattr(module, function)(*args)) is not None:
             return result
@@ -94,15 +93,15 @@ def ask(command: str, function: str, *args: Any) -> Any:
 
 
 def registering() -> Iterator[tuple[str, str]]:
-    """Modules of extensions that register classes with mm, each after the package that it needs."""
+    """Modules of extensions that register classes with mm: pairs of the needed package and the module."""
     for extension in extensions().values():
         yield from extension.registers.items()
 
 
 def kind_of(dataset: type | None) -> ModuleType | None:
-    """The module that knows the labels of a class of data sets, by its name or that of a base; None for the core's.
+    """The extension's module for the labels of a data set class or of a base class; None for data sets of the core.
 
-    It has ``Checks``, a subclass of `vitdense.mm.checks.sets.DataSet`.
+    The module has ``Checks``, a subclass of `vitdense.mm.checks.sets.DataSet`.
     """
     known = {kind: module for extension in extensions().values() for kind, module in extension.kinds.items()}
     names = (f"vitdense.{base.__name__}" for base in getattr(dataset, "__mro__", ()))
@@ -111,10 +110,10 @@ def kind_of(dataset: type | None) -> ModuleType | None:
 
 
 def loaders() -> list[str]:
-    """Steps of pipelines that load labels which extensions know."""
+    """Pipeline steps of extensions that load labels."""
     return [step for extension in extensions().values() for step in extension.loaders]
 
 
 def schemes() -> dict[str, str]:
-    """Heads of extensions with naming schemes of their own, and the module of each."""
+    """Heads of extensions with their own naming schemes, and the module of each."""
     return {family: module for extension in extensions().values() for family, module in extension.schemes.items()}

@@ -1,4 +1,4 @@
-"""Comparison of an exported program with its model; of results, see also `vitdense.runtime.compare_results`."""
+"""Comparison of an exported program with its model; for results see also `vitdense.runtime.compare_results`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -8,30 +8,30 @@ from torch import Tensor
 from vitdense.export.program import largest_error
 from vitdense.runtime import Bounds, Output, box_iou, classes_of, counting, least
 
-SAME = 0.5  # IoU of boxes, and of masks, from which on two objects of a class are one
+SAME = 0.5  # least IoU of boxes, and of masks, of the same object
 
 
 def compare_maps(got: Mapping, want: Mapping[str, Tensor], bounds: Bounds) -> tuple[bool, str]:
-    """Whether a program gives what the model gives, and the error."""
+    """Whether the outputs of a program are those of the model within `bounds`, and the error as text."""
     error = largest_error(got, want)
     fits = error <= bounds.error  # NaN is not
     return fits, f"relative error {error:.1e}" + ("" if fits else f" to the model, expected at most {bounds.error:.0e}")
 
 
 def can_compare(wanted: Sequence[Output], bounds: Bounds) -> bool:
-    """Whether a model finds something in some image, on which a program can be compared with it."""
+    """Whether a model finds an object, or any pixel class, to compare a program with."""
     return any(want.semantic is not None or counting(want, bounds).any() for want in wanted)
 
 
 def compare_counts(pairs: Iterable[tuple[Output, Output]], bound: float) -> tuple[bool, str]:
-    """Whether a program finds the objects that count in photos, and no others; or the classes of their pixels.
+    """Whether a program finds the model's objects in photos, and no others; or the model's pixel classes.
 
     Args:
-        pairs: Of the program and of the model, for every photo; objects that count alone.
-        bound: Lost and new objects, as a share of the model's; or the share of pixels with another class.
+        pairs: Outputs of the program and of the model for every photo, after `above`.
+        bound: Most lost and new objects, as a share of the model's; or most pixels with another class, as a share.
 
     Returns:
-        Whether there are no more, and how many there are.
+        Whether the bound holds, and the counts as text.
     """
     rows, has_boxes = [], False
     for got, want in pairs:
@@ -53,7 +53,7 @@ def compare_counts(pairs: Iterable[tuple[Output, Output]], bound: float) -> tupl
 
 
 def above(found: Output, score_thr: float | Sequence[float]) -> Output:
-    """What was found, objects by their minimum score or those of their classes."""
+    """What was found, without objects below the minimum score, one for all classes or one for each."""
     if found.boxes is None:
         return found
     kept = found.scores >= least(score_thr, found.labels)
@@ -62,14 +62,14 @@ def above(found: Output, score_thr: float | Sequence[float]) -> Output:
 
 
 def matched(got: Output, want: Output) -> int:
-    """How many objects of a program are those of a model: the best first, each with the nearest that is left."""
+    """How many objects of a program match the model's, greedily: the best first, each with the nearest that is left."""
     overlaps = box_iou(want.boxes, got.boxes) * (want.labels[:, None] == got.labels)  # [wanted, found]
     if want.masks is not None and overlaps.size:
         ours, theirs = (one.masks.reshape(len(one.masks), -1).astype(np.float32) for one in (want, got))
         both = ours @ theirs.T
         union = ours.sum(1)[:, None] + theirs.sum(1) - both
         overlaps *= both >= SAME * union
-    if want.keypoints is not None and overlaps.size:  # on average within a part of the side of their box
+    if want.keypoints is not None and overlaps.size:  # mean distance relative to the side of the box
         sides = np.sqrt((want.boxes[:, 2:] - want.boxes[:, :2]).prod(1))[:, None]  # [wanted, 1]
         apart = np.abs(want.keypoints[:, None, :, :2] - got.keypoints[..., :2]).mean((2, 3))  # [wanted, found]
         overlaps *= apart <= (1 - SAME) * sides

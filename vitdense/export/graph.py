@@ -7,27 +7,26 @@ import onnx_ir as ir
 from onnx_ir.convenience import get_const_tensor, replace_all_uses_with
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-# Operators that compute every token alone, with weights of at most so many axes.
+# Operators that compute each token alone, and the most axes of their weights.
 OF_TOKENS = {"LayerNormalization": 1, "Gelu": 0, "Add": 1, "Mul": 1, "MatMul": 2}
 
 
 def compute_on_tokens(model: ir.Model) -> None:
-    """Let every LayerNorm of a map ``[B, H, W, C]``, and what computes every token alone before and after it, be of
-    tokens ``[B, N, C]``.
+    """Move every LayerNorm of a map ``[B, H, W, C]``, and the token-wise operators around it, to tokens ``[B, N, C]``.
 
-    OpenVINO takes the norm of a map apart, with which Swin-T 800x1344 in bfloat16 takes 1.15 times the time, and copies
-    a map before and after every sum. After the optimiser, which loses constants of two reshapes. What is not recognised
-    stays as it is.
+    OpenVINO splits the norm of a map into parts and copies the map around every sum: Swin-T 800x1344 in bfloat16 takes
+    1.15 times as long. This must run after the optimiser, which loses constants of two reshapes. Unrecognised parts
+    stay as they are.
     """
-    tokens: dict[ir.Value, ir.Value] = {}  # of maps
-    sizes: dict[ir.Value, ir.Value] = {}  # of maps, as values
+    tokens: dict[ir.Value, ir.Value] = {}  # map -> its tokens
+    sizes: dict[ir.Value, ir.Value] = {}  # map -> its size
     for node in list(model.graph):
         out, axes = node.outputs[0], OF_TOKENS.get(node.op_type)
         if axes is None or out.is_graph_output() or _constant(node.inputs[0]) is not None:
             continue
         maps = [x for x in node.inputs if (weight := _constant(x)) is None or weight.ndim > axes]
         if node.op_type == "MatMul" and maps != [node.inputs[0]]:
-            continue  # of two maps, as queries and keys
+            continue  # a product of two maps, such as queries and keys
         dims, first = _dims(out), maps[0]
         are_maps = all(len(_dims(x)) == 4 and _dims(x)[:3] == dims[:3] and type(_dims(x)[3]) is int for x in maps)
         is_norm = node.op_type == "LayerNormalization"

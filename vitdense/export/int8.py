@@ -23,18 +23,18 @@ class _Batches(CalibrationDataReader):
 def quantise(path: str | Path, images: Iterable[np.ndarray]) -> None:
     """Let the convolutions and the products with weights of a program compute in int8 (QDQ form).
 
-    Weights have 7 bits and a scale for every channel: sums of two products of 8 bits overflow on CPUs without VNNI.
-    What enters a layer has 8 bits and one scale, from the least to the largest value in these images. What leaves it
-    stays in float32: sums, norms, scores and places are of it, and 8 bits there change twice as many objects.
+    Weights have 7 bits and a scale per channel, because sums of two 8-bit products overflow on CPUs without VNNI. The
+    input of a layer has 8 bits and one scale, from its range in these images. Outputs stay in float32: 8 bits there
+    change twice as many objects.
 
-    The file, of `vitdense.export.onnx.save_onnx` and in float32, is replaced. Images are ``[1, 3, h, w]`` float32,
+    The file is a float32 one of `vitdense.export.onnx.save_onnx`, and is replaced. Images are ``[1, 3, h, w]`` float32,
     normalised, of any sizes.
     """
     model = onnx.load(path)
     axes = {one.name: len(one.dims) for one in model.graph.initializer}
-    # Constants of more axes are no weights, and onnxruntime has no scale for each of their channels.
+    # Constants with more axes are not weights, and onnxruntime has no scale per channel for them.
     others = [node.name for node in model.graph.node if node.op_type == "MatMul" and axes.get(node.input[1], 2) != 2]
-    logging.disable(logging.WARNING)  # it advises what `save_onnx` did
+    logging.disable(logging.WARNING)  # its advice is what `save_onnx` did
     try:
         quantize_static(
             model,

@@ -12,7 +12,7 @@ from vitdense.export.program import one_program
 from vitdense.files import atomic_write
 
 OPSET = 20  # the first with GELU
-# Elements of a constant of an ONNX file for images of one size: the attention mask of 800x1344 pixels has 3.3 million.
+# Most elements of a folded constant, in a file for one image size: the attention mask of 800x1344 has 3.3 million.
 MAX_CONSTANT = 2**23
 
 
@@ -26,7 +26,7 @@ def save_onnx(
 
     Args:
         program: From `export_program`.
-        path: The file. It has the weights, up to the 2 GB that ONNX allows a file.
+        path: The file, weights included. ONNX allows 2 GB.
         output_names: Names of the outputs; torch's own when None.
         metadata: The file's `metadata_props`.
     """
@@ -45,7 +45,7 @@ def save_onnx(
             dynamic_shapes=({0: "batch", 2: "height", 3: "width"},),
             custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: _onnx_attention},
         )
-    # Masks and positions of images of one size are constants, but larger than those that the exporter folds.
+    # With one image size, masks and positions are constants, but larger than the exporter folds by default.
     optimizer.fold_constants(onnx.model, input_size_limit=MAX_CONSTANT, output_size_limit=MAX_CONSTANT)
     optimizer.optimize(onnx.model)
     compute_on_tokens(onnx.model)
@@ -64,8 +64,10 @@ def _onnx_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention in ONNX, without the scaling of keys and the reshaping of torch's: in OpenVINO and bfloat16, Swin-T
-    800x1344 takes 0.94 of the time."""
+    """Attention without the scaling of keys and the reshapes of torch's exporter.
+
+    Swin-T 800x1344 in OpenVINO and bfloat16 takes 0.94 of the time.
+    """
     from onnxscript import opset20 as op
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 

@@ -1,4 +1,4 @@
-"""Resize and normalisation inside an ONNX file: a program of normalised images becomes one of photos."""
+"""Resize and normalisation inside an ONNX file, which then takes photos."""
 
 from collections.abc import Mapping
 from math import log
@@ -11,19 +11,19 @@ from onnxscript import opset20 as op
 from onnxscript.onnx_types import TensorType
 
 SIZE = INT64[2]
-# Bits of sums that OpenCV drops, as divisors.
+# Divisors for the bits that OpenCV drops.
 SIXTEENTH, DROPPED, TWO, FOUR = (numpy_helper.from_array(np.int32(n)) for n in (16, 1 << 16, 2, 4))
 
 
 @script(default_opset=op)
 def same(size, target):
-    """The size of an image that is not resized."""
+    """`size`, for images that are not resized."""
     return op.Identity(size)
 
 
 @script(default_opset=op)
 def as_it_is(planes, size):
-    """Planes that are not resized."""
+    """`planes`, for images that are not resized."""
     return op.Identity(planes)
 
 
@@ -43,16 +43,16 @@ def fitted(size, target):
 
 @script(default_opset=op)
 def resized(maps, size):
-    """``[B, C, h, w]`` to ``[B, C, *size]``, bilinear from pixel centre to centre."""
+    """``[B, C, h, w]`` to ``[B, C, *size]``, bilinear with half-pixel centres."""
     sides = op.Concat(op.Shape(maps, start=0, end=2), size, axis=0)
     return op.Resize(maps, None, None, sides, mode="linear", coordinate_transformation_mode="half_pixel")
 
 
 @script(default_opset=op)
 def taps(old, new):
-    """As `vitdense.runtime.nearest`: of each of `new` pixels the first one of `old`, and the share of the second one.
+    """The first of the two old pixels around each new one, and the weight of the second; see `runtime.nearest`.
 
-    In whole numbers as far as it goes, for OpenVINO has no float64.
+    Computed in whole numbers as far as possible, because OpenVINO has no float64.
     """
     ends = (2 * op.Range(0, new, 1) + 1) * old + new  # [new]; 0 or more
     whole = ends / (2 * new)
@@ -64,7 +64,7 @@ def taps(old, new):
 
 @script(default_opset=op)
 def weights(shares):
-    """Shares [n] in whole numbers of 2048ths, of the first and of the second pixel."""
+    """Weights of the first and the second pixel in 2048ths, from the share [n] of the second."""
     first = op.Cast(op.Round(2048.0 * (1.0 - shares)), to=TensorProto.INT32)
     second = op.Cast(op.Round(2048.0 * shares), to=TensorProto.INT32)
     return first, second
@@ -72,7 +72,7 @@ def weights(shares):
 
 @script(default_opset=op)
 def along_rows(planes, x, last, left, right):
-    """Planes ``[B, 3, h, w]`` as sums of two pixels of a row each, ``[B, 3, h, W]``; `last` is w - 1."""
+    """Resize the rows of planes ``[B, 3, h, w]`` to ``[B, 3, h, W]``; `last` is w - 1."""
     here = op.Cast(op.Gather(planes, op.Min(op.Max(x, 0), last), axis=3), to=TensorProto.INT32)
     after = op.Cast(op.Gather(planes, op.Min(op.Max(x + 1, 0), last), axis=3), to=TensorProto.INT32)
     return (here * left + after * right) / op.Constant(value=SIXTEENTH)
@@ -97,7 +97,7 @@ def resized_photo(planes, size):
 
 @script(default_opset=op)
 def in_photo(found: FLOAT["B", "N", 4], photo_size: SIZE, seen: SIZE):  # noqa: F821
-    """Boxes of an image in pixels of the photo of which it was made."""
+    """Boxes in pixels of the resized image to pixels of the photo."""
     scale = op.Cast(seen, to=TensorProto.FLOAT) / op.Cast(photo_size, to=TensorProto.FLOAT)  # [2]: (y, x)
     boxes = op.Cast(found, to=TensorProto.FLOAT) / op.Gather(scale, [1, 0, 1, 0])
     return boxes
@@ -105,13 +105,13 @@ def in_photo(found: FLOAT["B", "N", 4], photo_size: SIZE, seen: SIZE):  # noqa: 
 
 @script(default_opset=op)
 def best_class(found: FLOAT["B", "C", "h", "w"], photo_size: SIZE):  # noqa: F821
-    """Logits of an image as indices of classes in the photo, ``[B, H, W]``."""
+    """Logits of the resized image to class indices in the photo, ``[B, H, W]``."""
     semantic = op.ArgMax(resized(op.Cast(found, to=TensorProto.FLOAT), photo_size), axis=1, keepdims=0)
     return semantic
 
 
 def one_class(threshold: float) -> OnnxFunction:
-    """The same of the logits of a single class, against all else."""
+    """As `best_class`, for the logits of a single class."""
     bound = log(threshold / (1 - threshold))
 
     @script(default_opset=op)
@@ -124,15 +124,15 @@ def one_class(threshold: float) -> OnnxFunction:
 
 
 def of_photos(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
-    """A program of `vitdense export` as one that takes photos.
+    """Turn a program of normalised images into one that takes photos.
 
     Args:
-        program: Its input is ``image``, ``[B, 3, h, w]``, normalised. Changed.
-        about: What it expects and gives: its `metadata_props`, decoded.
+        program: Its input is ``image``, ``[B, 3, h, w]``, normalised. It is changed.
+        about: The program's `metadata_props`, decoded.
 
     Returns:
-        A program with the input ``photo``, ``[B, H, W, 3]`` uint8 RGB. ``boxes`` are in pixels of the photo; in place
-        of ``logits`` it has ``semantic``, ``[B, H, W]`` int64, indices of classes. Other outputs are as they were.
+        A program with the input ``photo``, ``[B, H, W, 3]`` uint8 RGB. ``boxes`` are in pixels of the photo. The output
+        ``semantic``, ``[B, H, W]`` int64 class indices, replaces ``logits``. Other outputs stay.
     """
     names, domains = [out.name for out in program.graph.output], [*program.opset_import]
     dtype = program.graph.input[0].type.tensor_type.elem_type
@@ -148,13 +148,13 @@ def of_photos(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
     else:
         whole = compose.merge_models(before, program, [("pixels", "image")], outputs=names)
     whole.graph.output.sort(key=lambda out: names.index(out.name))
-    del whole.opset_import[:]  # has each as often as it was merged
+    del whole.opset_import[:]  # merging has repeated each
     whole.opset_import.extend(domains)
     return whole
 
 
 def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
-    """Photos to images, as `vitdense.runtime` has it; and the sizes of both."""
+    """Resize and normalise photos as `vitdense.runtime` does; returns the images and the sizes of both."""
     rule = about["resize"]
     if rule is None:
         seen_of, target = same, [0, 0]

@@ -1,7 +1,7 @@
 """Export of a model for inference: a program of `torch.export`, for images of all sizes or of one.
 
-The model takes images ``[B, 3, H, W]`` and returns tensors: a backbone, one with a neck, a segmentor. Models of mmdet
-and mmseg: `vitdense.mm.cli.export`.
+The model takes images ``[B, 3, H, W]`` and returns tensors, as a backbone does. For models of mmdet and mmseg see
+`vitdense.mm.cli.export`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,13 +23,11 @@ from vitdense.files import atomic_write
 from vitdense.layers.deformable import bilinear
 from vitdense.layers.layout import copied
 
-# Pixels. Shorter images have maps of one row or column, for which torch would export another program.
+# Least side in pixels. Smaller images have maps of one row or column, for which torch exports another program.
 MIN_SIDE = 33
 
 
 class _Exportable(nn.Module):
-    """A model of whose operators runtimes have the forms; with `SIZELESS_FORMS` they serve all sizes."""
-
     def __init__(self, model: nn.Module, forms: Mapping[Callable, Callable]) -> None:
         super().__init__()
         self.model, self.forms = model, forms
@@ -40,7 +38,7 @@ class _Exportable(nn.Module):
 
 
 class _Answering(TorchFunctionMode):
-    """Answers calls of functions of torch by their forms; a call that a form does not handle is torch's own."""
+    """Replaces functions of torch by their forms, but for calls that a form does not handle."""
 
     def __init__(self, forms: Mapping[Callable, Callable]) -> None:
         super().__init__()
@@ -52,24 +50,23 @@ class _Answering(TorchFunctionMode):
         return func(*args, **kwargs) if answer is NotImplemented else answer
 
 
-# Forms have torch's names of the arguments.
+# Forms have the argument names of torch.
 
 
 def _grid_sample(
     input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
-    """By gathers; see `bilinear`."""
+    """Sampling by gathers; see `bilinear`."""
     handled = input.ndim == 4 and (mode, padding_mode) == ("bilinear", "zeros") and not align_corners
     return bilinear(input, grid) if handled else NotImplemented
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """In half precision, also of positions, which mm computes in float32."""
+    """A linear layer in the type of its weights, also for positions, which mm computes in float32."""
     return F.linear(input.to(weight.dtype), weight, bias)
 
 
 def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Padding by less than nothing as a slice, which runtimes have faster."""
     if mode != "constant" or not all(type(n) is int and n <= 0 for n in pad):
         return NotImplemented
     for dim, (before, after) in enumerate(zip(pad[::2], pad[1::2]), 1):
@@ -78,7 +75,7 @@ def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float
 
 
 def _conv2d(input: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """Of a copy, for torch asks for the memory format, which sizes decide."""
+    """A convolution of a copy: torch asks for the memory format, which depends on sizes."""
     return torch.conv2d(copied(input), *args, **kwargs)
 
 
@@ -95,20 +92,20 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    """The last level of FPN."""
+    """Pooling with kernel 1, as FPN's last level, by a slice."""
     handled = kernel_size == 1 and type(stride) is int and not (padding or ceil_mode or return_indices)
     return input[..., ::stride, ::stride] if handled else NotImplemented
 
 
 def _meshgrid(*tensors: Tensor, **options: object) -> tuple[Tensor, ...]:
-    """Copies, for views are asked for sizes when they are flattened."""
+    """Copies: flattening a view would ask for its sizes."""
     return tuple(map(copied, torch.meshgrid(*tensors, **options)))
 
 
 def _scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: object, **kwargs: object
 ) -> Tensor:
-    """With a mask of all images without its axis of images: torch 2.14 asks whether there is one image, too."""
+    """Attention whose mask has no image axis if it is the same for all images: torch 2.14 asks for the axis's size."""
     if attn_mask is not None and attn_mask.ndim > 2 and type(attn_mask.shape[0]) is int and attn_mask.shape[0] == 1:
         attn_mask = attn_mask[0]
     return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
@@ -137,7 +134,7 @@ def _multi_head_attention_forward(
     is_causal: bool = False,
     **others: object,
 ) -> tuple[Tensor, Tensor | None]:
-    """Of queries ``[Q, B, C]`` and keys ``[N, B, C]``, with a mask ``[Q, N]`` or ``[B * heads, Q, N]``."""
+    """Attention of queries ``[Q, B, C]`` to keys ``[N, B, C]``, mask ``[Q, N]`` or ``[B * heads, Q, N]``."""
     given = (bias_k, bias_v, key_padding_mask, *(others.get(key) for key in ("static_k", "static_v")))
     if query.ndim != 3 or add_zero_attn or use_separate_proj_weight or any(x is not None for x in given):
         return NotImplemented
@@ -165,8 +162,8 @@ def _adaptive_avg_pool2d(input: Tensor, output_size: int | Sequence[int | None])
 
 
 def _shares(size: int, out: int, x: Tensor) -> Tensor:
-    """Share of every input in every mean along an axis, ``[out, size]``: mean i is of ``floor(i n / out)`` to
-    ``ceil((i + 1) n / out)``."""
+    """Weights of adaptive pooling along an axis, ``[out, size]``: output i is the mean of the n inputs from
+    ``floor(i n / out)`` to ``ceil((i + 1) n / out)``."""
     i = torch.arange(out, device=x.device)[:, None] * size  # [out, 1]
     start, stop = i // out, (i + size + out - 1) // out
     place = torch.arange(size, device=x.device)
@@ -174,8 +171,7 @@ def _shares(size: int, out: int, x: Tensor) -> Tensor:
     return inside.to(x.dtype) / (stop - start).to(x.dtype)
 
 
-# Forms that runtimes have, or have faster; and those for all sizes: some of torch's are exported for one size, or for
-# no batch of one.
+# Forms that runtimes support, or run faster; and forms for all sizes, where torch's operator fits one size only.
 FORMS: Mapping[Callable, Callable] = {F.grid_sample: _grid_sample, F.linear: _linear, F.pad: _pad}
 SIZELESS_FORMS: Mapping[Callable, Callable] = {
     **FORMS,
@@ -192,24 +188,24 @@ SIZELESS_FORMS: Mapping[Callable, Callable] = {
 @contextmanager
 def one_program() -> Iterator[None]:
     """Torch's options for one program of all sizes."""
-    # Otherwise size 1 is told from others, and whether something is 1 becomes a condition on the image. Torch 2.6 does
-    # not have it, and finds fewer programs of all sizes.
+    # Without it torch treats size 1 apart, and every test for 1 becomes a condition on the image. Torch 2.6 does not
+    # have it, and finds fewer programs for all sizes.
     has_it = hasattr(symbolic_shapes, "backed_size_oblivious")
     oblivious = symbolic_shapes.patch(backed_size_oblivious=True) if has_it else nullcontext()
-    # Looking sizes up takes longer than what the cache saves: every size is another expression.
+    # Every size is another expression, so looking them up takes longer than the cache saves.
     uncached = dynamo.patch(fake_tensor_cache_enabled=False)
     with oblivious, uncached:
         yield
 
 
 def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> ExportedProgram:
-    """A model as a program of `torch.export`, which runs without this package.
+    """Export a model as a program of `torch.export`, which runs without this package.
 
     Args:
-        model: Takes images ``[B, 3, H, W]``; returns tensors. In eval mode.
-        image: An image that the model takes, ``[B, 3, H, W]``, in its dtype.
-        dynamic: Export for all batches, heights and widths from `MIN_SIDE` pixels on; otherwise for the shape of
-            `image`.
+        model: Takes images ``[B, 3, H, W]`` and returns tensors. In eval mode.
+        image: An image for the model, ``[B, 3, H, W]``, in its dtype.
+        dynamic: Export for all batch sizes, and all heights and widths from `MIN_SIDE` pixels on; otherwise for the
+            shape of `image`.
 
     Returns:
         The program; ``program.module()(image)`` runs it.
@@ -239,7 +235,7 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
 
 
 def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a program as a ``.pt2`` file, for `torch.export.load`, whose `extra_files` are the metadata."""
+    """Write a program as a ``.pt2`` file; `torch.export.load` returns the metadata as `extra_files`."""
     buffer = BytesIO()  # torch's own writer hides that a disk is full
     torch.export.save(program, buffer, extra_files=dict(metadata or {}))
     with atomic_write(path) as scratch:
@@ -247,9 +243,7 @@ def save_program(program: ExportedProgram, path: str | Path, metadata: Mapping[s
 
 
 def largest_error(got: object, want: object) -> float:
-    """The largest relative error (Frobenius norm) of any output, tensors or arrays in any nesting; NaN where one is not
-    finite.
-    """
+    """The largest relative error (Frobenius norm) of nested tensors or arrays; NaN if a value is not finite."""
     pairs = zip(tree_leaves(got), tree_leaves(want), strict=True)
     errors = [(torch.as_tensor(a).double() - b.double()).norm() / b.double().norm() for a, b in pairs]
-    return torch.stack(errors).max().item()  # of NaN and others, NaN
+    return torch.stack(errors).max().item()  # NaN if any is

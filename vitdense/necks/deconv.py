@@ -10,7 +10,7 @@ from vitdense.errors import OptionError, check_choice
 from vitdense.layers.blocks import LayerNorm2d, SyncBatchNorm, max_pool
 from vitdense.module import Module
 
-STEPS = (2, 1, 0, -1)  # of a level from the map's stride, in powers of two: strides 4, 8, 16, 32 from 16
+STEPS = (2, 1, 0, -1)  # log2 of the input's stride over a level's: strides 4, 8, 16, 32 from 16
 
 
 @dataclass(frozen=True)
@@ -18,8 +18,8 @@ class Design:
     """How a map is enlarged."""
 
     width: float  # output channels of an enlargement over its input channels
-    depthwise: bool  # whether every channel is enlarged on its own
-    norm: Callable[[int], nn.Module]  # from channels to the norm that precedes the GELU between two enlargements
+    depthwise: bool  # whether the convolutions are depthwise
+    norm: Callable[[int], nn.Module]  # channels -> norm before the GELU between two enlargements
 
 
 DESIGNS = {
@@ -42,10 +42,9 @@ class DeconvPyramid(Module):
     | ``'beit'`` | D, D, D, D | dense, SyncBN | BEiT and XCiT, segmentation code | 1.77 M, 14.2 G |
     | ``'light'`` | D, D, D, D | depthwise, SyncBN | this project | 0.01 M, 0.0 G |
 
-    (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose maps come from
-    deconvolution layers that were never released. ``'light'`` is a reconstruction: of the designs tried it alone
-    matches the four published totals (Cascade Mask R-CNN 80 M and 889 G, UperNet 52 M and 1099 G). Nothing else is
-    known.
+    (parameters and multiply-adds at 800x1280). Swin's Tables 2 and 3 compare with a DeiT-S whose deconvolution layers
+    were never released. ``'light'`` is a reconstruction: the only design of several tried that matches the four
+    published totals (Cascade Mask R-CNN 80 M and 889 G, UperNet 52 M and 1099 G). Nothing else is known.
 
     Args:
         in_channels: Channels of every map, one int or one per map, all the same.
@@ -113,7 +112,7 @@ class DeconvPyramid(Module):
 
 
 class MaxPool(nn.Module):
-    """Max pooling by 2, rounded up."""
+    """Max pooling by 2 with `ceil_mode`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, H, W]`` to ``[B, C, ceil(H / 2), ceil(W / 2)]``."""

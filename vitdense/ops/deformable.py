@@ -13,7 +13,7 @@ from vitdense.layers.deformable import deform_attend, of_levels, pixels_of
 # ---- deformable convolution ----
 # B images, G deformable groups, kh x kw kernel, h x w output map.
 # Offsets [B, 2 * G * kh * kw, h, w] are (y, x) pairs per deformable group and kernel position, as in torchvision.
-# mmcv gives the numbers by name: here they are `sizes`.
+# `sizes` are the keyword arguments of mmcv: kernel, stride, padding and others.
 
 
 def widen(*tensors: Tensor) -> list[Tensor]:
@@ -28,8 +28,7 @@ def _arguments(
     sizes: Mapping[str, int],
     modulation: tuple[Tensor, Tensor, torch.Size] | None = None,
 ) -> list:
-    """The arguments of torchvision's op, from mmcv's numbers by name. `modulation` is that of version 2: the mask, the
-    bias and the size of the output map."""
+    """The arguments of torchvision's op. `modulation` is given for version 2: mask, bias and size of the output map."""
     if modulation is None:
         names = ("dH", "dW", "padH", "padW", "dilationH", "dilationW", "group", "deformable_group")
         mask, bias = input.new_zeros(len(input), 1), input.new_zeros(len(weight))
@@ -46,8 +45,8 @@ def _arguments(
 def _none_at_the_border(grad: Tensor, arguments: Sequence) -> Tensor:
     """The gradient of offsets [B, 2 * G * kh * kw, h, w], 0 for samples in row or column -1, as in the compiled op.
 
-    torchvision's has there the slope on the side of the map. Offsets of 0, with which training starts, put the samples
-    of the padding there.
+    torchvision returns the one-sided slope there instead. Training starts with offsets of 0, which put the samples of
+    the padding at these places.
     """
     _, weight, offset, _, _, *geometry = arguments
     kernel, outside = weight.shape[2:], []
@@ -164,7 +163,6 @@ def _as_output_map(name: str, tensor: Tensor, channels: int, size: torch.Size) -
 
 
 def _add_to_first_values(total: Tensor, grad: Tensor) -> None:
-    """Backward of `_as_output_map`: add grad [B, channels, *size] to the first values of each image of total."""
     rest = total.shape[1:].numel() - grad.shape[1:].numel()
     total.add_(F.pad(grad.flatten(1), (0, rest)).view(total.shape))
 
@@ -184,9 +182,9 @@ _READ = WeakIdKeyDictionary()
 def _levels(shapes: Tensor, starts: Tensor) -> list[tuple[int, int, int]]:
     """Height, width and first position of every level.
 
-    They decide shapes of tensors, so the host must know them, and mmdet has them on the device only. A read waits for
-    all that the device has to do: it happens once for a pair of tensors, which all layers of a model and their backward
-    passes share. It happens every time where a tensor has no version: in inference mode, and in a compiler.
+    The host needs them for the shapes of tensors, and mmdet has them on the device only. Reading them waits for the
+    device, so it happens once for a pair of tensors, which all layers and their backward passes share. It happens every
+    time for tensors without a version, that is in inference mode and while compiling.
     """
     has_version = not (shapes.is_inference() or starts.is_inference() or torch.compiler.is_compiling())
     if has_version:

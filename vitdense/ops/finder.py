@@ -61,8 +61,6 @@ class _Finder:
 
 
 class _StandInLoader:
-    """Fills an empty module with the ops of `vitdense.ops.stand_in`."""
-
     def __init__(self, reason: str):
         self.reason = reason
 

@@ -13,23 +13,23 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 MIN_TEXT = 13  # pixels; smaller text cannot be read
-MIN_LINES = 12  # of a legend, even if the picture has room for fewer
+MIN_LINES = 12  # least lines of a legend, even if the picture has room for fewer
 TEXT_SHARE = 38  # side of a square picture / text height
 OUTLINE_SHARE = 350  # side of a square picture / width of the outline of an object
-MIDDLE = 400  # of the three values of a colour: text on a lighter one is dark
+MIDDLE = 400  # sum of a colour's three values above which text on it is dark
 CONTOUR_SHARE = 600  # side of a square picture / width of the contour on each side of a border
-LEAST = 0.3  # score of a keypoint that is drawn
-FAR = 1 << 14  # pixels, that OpenCV draws
+LEAST = 0.3  # minimum score of a keypoint that is drawn
+FAR = 1 << 14  # largest coordinate that OpenCV draws, in pixels
 PAPER, INK, FAINT, MARK = (255, 255, 255), (30, 30, 30), (110, 110, 110), (0, 160, 90)
 
 
 def drawable(names: Sequence[str]) -> list[str]:
-    """Names of classes as they are drawn: ``#`` and the index for one with a character that no font here has."""
+    """Class names as they are drawn: ``#`` and the index if no font here has all characters of a name."""
     return [name if any(_has_glyphs(name, file) for file in _font_files()) else f"#{i}" for i, name in enumerate(names)]
 
 
 def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont:
-    """Pillow's font, or matplotlib's for texts with characters that it does not have, as all beyond ASCII."""
+    """Pillow's font; matplotlib's for texts with characters that it lacks, such as all beyond ASCII."""
     text = "".join(texts)
     file = next((file for file in _font_files() if _has_glyphs(text, file)), "")
     return _open_font(file, size)
@@ -37,7 +37,6 @@ def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont:
 
 @cache
 def _font_files() -> list[str]:
-    """Fonts that may be there, the first choice first; Pillow's own is in no file."""
     spec = find_spec("matplotlib")
     return ["", *([str(Path(spec.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf")] if spec else [])]
 
@@ -55,17 +54,16 @@ def _has_glyphs(text: str, file: str) -> bool:
 
 
 def distinct_colours(count: int) -> np.ndarray:
-    """Fixed colours for classes without a palette, [count, 3] uint8 RGB: hues in steps of the golden ratio, and three
-    lightnesses.
-    """
+    """Fixed colours for classes without a palette, [count, 3] uint8 RGB: golden-ratio hues in three lightnesses."""
     lightness = (0.55, 0.38, 0.72)
     colours = [colorsys.hls_to_rgb(i * 0.618034 % 1, lightness[i % 3], 0.75) for i in range(count)]
     return np.round(255 * np.array(colours).reshape(count, 3)).astype(np.uint8)
 
 
 def shades(colours: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Tell the segments of a class apart: the first has its colour, the next ones lighter and darker ones. `colours`
-    and `labels` are of the class of each segment; [segments, 3] uint8 RGB to the same.
+    """Give the segments of a class different shades: the first keeps its colour, the next get lighter and darker.
+
+    `colours` [segments, 3] uint8 RGB and `labels` are the class colour and class of each segment; returns colours.
     """
     steps = ((0, 0), (255, 0.35), (0, 0.35), (255, 0.6), (0, 0.6))  # towards white or black, and how far
     seen: Counter[int] = Counter()
@@ -83,8 +81,9 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def overlay(image: np.ndarray, labels: np.ndarray, palette: Sequence | np.ndarray, alpha: float = 0.5) -> np.ndarray:
-    """Blend the colour of each pixel's class, [H, W] indices of a palette [classes, 3], over an image; it is opaque
-    along borders between classes. `alpha` is the weight of the colours, 0 (only the contours) to 1 (only the colours).
+    """Blend class colours over an image, opaque along borders between classes.
+
+    `labels` [H, W] are indices of `palette` [classes, 3]. `alpha` is the weight of the colours, 0 (only contours) to 1.
     """
     colours = np.asarray(palette, np.uint8)[labels]  # [H, W, 3]
     mixed = np.round((1 - alpha) * image + alpha * colours).astype(np.uint8)
@@ -92,7 +91,6 @@ def overlay(image: np.ndarray, labels: np.ndarray, palette: Sequence | np.ndarra
 
 
 def _borders(labels: np.ndarray) -> np.ndarray:
-    """Whether each pixel [H, W] is near a pixel of another class."""
     width = max(1, round(math.sqrt(labels.size) / CONTOUR_SHARE))
     kernel = np.ones((2 * width + 1, 2 * width + 1), np.uint8)
     values = labels.astype(np.uint16)  # OpenCV takes no int64
@@ -112,8 +110,7 @@ def instances(
     Args:
         boxes: x, y, width and height of each, in pixels.
         texts: Text of each, at the upper left corner of its box.
-        masks: [H, W] bool of each, or None. They are asked for one by one: masks of a large image need not be in memory
-            together.
+        masks: Mask of each, [H, W] bool or None. They are taken one by one, so they need not be in memory together.
         alpha: Weight of the colour in a mask, 0 to 1.
     """
     picture, side = image.copy(), math.sqrt(image.shape[0] * image.shape[1])
@@ -140,8 +137,10 @@ def instances(
 def skeletons(
     image: np.ndarray, keypoints: np.ndarray, pairs: Sequence[tuple[int, int]], colours: Sequence | np.ndarray
 ) -> np.ndarray:
-    """Draw the keypoints of objects, [N, K, 3]: x, y in pixels and score; and lines between pairs of them. Those with a
-    score below `LEAST` are left out."""
+    """Draw the keypoints of objects, [N, K, 3] (x, y in pixels, score), and lines between pairs of them.
+
+    Keypoints with a score below `LEAST` are left out.
+    """
     picture = image.copy()
     line = max(1, round(math.sqrt(image.shape[0] * image.shape[1]) / OUTLINE_SHARE))
     for points, colour in zip(keypoints, np.asarray(colours).tolist()):
@@ -159,7 +158,7 @@ def skeletons(
 def _tint(picture: np.ndarray, mask: np.ndarray, colour: tuple[int, ...], alpha: float, line: int) -> None:
     """Mix a colour into the pixels [H, W, 3] of a mask [H, W] of 0 and 1, in place; its edge is opaque."""
     x, y, width, height = cv2.boundingRect(mask)
-    rows = slice(max(0, y - line), y + height + line)  # with what is beside the mask, or its edge would be outside
+    rows = slice(max(0, y - line), y + height + line)  # with a margin for the outline
     columns = slice(max(0, x - line), x + width + line)
     part, inside = picture[rows, columns], mask[rows, columns]
     kernel = np.ones((2 * line + 1, 2 * line + 1), np.uint8)
@@ -177,7 +176,7 @@ def with_legend(
     """Add a legend to the right: colour, name and share of the classes that are present, the largest first.
 
     The legend is as wide as its longest line. If there are more classes than lines, the last line is the sum of the
-    smallest. Classes of share 0 are left out; without others the picture stays as it is.
+    smallest. Classes of share 0 are left out; if no class is left, the picture stays as it is.
     """
     present = [i for i in np.argsort(-np.asarray(shares), kind="stable") if shares[i] > 0]
     if not present:
@@ -215,9 +214,7 @@ def _percent(share: float) -> str:
 
 
 def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], width: int = 240) -> np.ndarray:
-    """Pictures in rows, (title, [(caption, picture), ...]): each row has a title, each picture, made as wide as `width`
-    pixels, a caption under it.
-    """
+    """Draw rows of pictures, each row (title, [(caption, picture), ...]); pictures become `width` pixels wide."""
     text, gap = 13, 10
     font, title_font = ImageFont.load_default(text), ImageFont.load_default(text + 4)
     total = gap + max(len(pictures) for _, pictures in rows) * (width + gap)

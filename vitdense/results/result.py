@@ -1,4 +1,4 @@
-"""What a detector or a segmentor found in an image, as pictures and in the formats of others."""
+"""What a detector or a segmentor found in an image, as pictures and in the formats of other tools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class Result(Output):
     """What a model found in an image of H x W pixels: the fields of `vitdense.runtime.Output`, and these.
 
-    A field that the model does not give is None, and a method that needs it raises `OptionError`. Masks are kept as
-    run-length codes; `masks`, N * H * W bytes, are made of them when they are asked for, and `mask` gives one.
+    A field that the model does not predict is None, and a method that needs it raises `OptionError`. Masks are kept as
+    run-length codes. `masks` decodes all of them at each access, N * H * W bytes; `mask` decodes one.
 
     Attributes:
-        rle: Masks of a detector that has them, in COCO's run-length code: ``{"size": [H, W], "counts": text}``.
+        rle: Masks in COCO's run-length code: ``{"size": [H, W], "counts": text}``.
         image: The pixels, [H, W, 3] uint8 RGB; an image with an EXIF orientation is turned.
         names: Names of the classes.
         palette: Their colours, [classes, 3] uint8 RGB; by default `draw.distinct_colours`.
@@ -57,8 +57,7 @@ class Result(Output):
         return np.array([self.mask(i) for i in range(len(self.rle))], bool).reshape(len(self.rle), *size)
 
     def __len__(self) -> int:
-        """Number of objects; of a panoptic model without them, of segments; of a segmentor, of classes that are
-        present."""
+        """Number of objects; without objects, of panoptic segments; for a segmentor, of classes in the image."""
         if self.boxes is not None:
             return len(self.boxes)
         return len(np.unique(self.semantic)) if self.segments is None else len(self.segments)
@@ -76,8 +75,7 @@ class Result(Output):
         return cv2.transpose(columns).view(bool)
 
     def plot(self) -> Image.Image:
-        """The image with boxes, masks, keypoints and scores, or with classes or segments and a legend, which makes it
-        wider."""
+        """The image with boxes, masks, keypoints and scores; or with classes or segments, and a legend to the right."""
         self._need("image", "plot")
         if self.panoptic is not None:
             labels = np.array([len(self.names), *(one["label"] for one in self.segments)])
@@ -102,7 +100,7 @@ class Result(Output):
         return Image.fromarray(drawn)
 
     def save(self, path: str | Path) -> None:
-        """Write `plot` to a file; the suffix says the format. A JPEG has no artefacts at letters and edges."""
+        """Write `plot` to a file in the format of its suffix. A JPEG gets a quality without visible artefacts."""
         write_picture(Path(path), self.plot())
 
     def to_coco(self, image_id: int = 0, category_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
@@ -111,7 +109,7 @@ class Result(Output):
 
         Args:
             image_id: Id of the image in the data set.
-            category_ids: Ids of `names`; by default those of the training, or from 1 on where they are not known.
+            category_ids: Ids of `names`; by default the ids of the training data, or from 1 on if they are not known.
 
         Raises:
             OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments.
@@ -147,7 +145,7 @@ class Result(Output):
 
 
 def codes_of(found: Output) -> list[dict] | None:
-    """The masks of objects in COCO's run-length code, as `Result.rle`; None where there are none."""
+    """The masks of objects in COCO's run-length code, as `Result.rle`; None without masks."""
     from pycocotools import mask as rle
 
     if getattr(found, "rle", None) is not None or found.masks is None:
@@ -156,13 +154,13 @@ def codes_of(found: Output) -> list[dict] | None:
 
 
 def as_text(code: dict) -> dict:
-    """A mask in COCO's run-length code that JSON takes."""
+    """COCO's run-length code of a mask with its counts as text, for JSON."""
     counts = code["counts"]
     return {"size": list(code["size"]), "counts": counts if isinstance(counts, str) else counts.decode()}
 
 
 def write_picture(path: Path, picture: Image.Image) -> None:
-    """Write a picture to a file. A JPEG without artefacts at letters and edges."""
+    """Write a picture to a file, a JPEG without visible artefacts at letters and edges."""
     is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
     with atomic_write(path) as scratch:
         picture.save(scratch, **({"quality": 95, "subsampling": 0} if is_jpeg else {}))

@@ -1,17 +1,18 @@
-"""Detection in tiles: cut a large image, and make one list of what was found in the parts.
+"""Detection in tiles: cut a large image into tiles, and merge their detections.
 
-A tile sees some objects whole and others cut: those whose box comes near an edge of the tile inside of the image. Two
-detections of different tiles and one class are the same object if
+A tile sees some objects whole and others cut. A detection is cut if its box comes near an edge of the tile that is
+inside of the image. Two detections of one class from different tiles are the same object if
 
 - both are whole, and their IoU is at least `SAME`, as in NMS;
 - one is whole, and at least `SAME` of the cut one lies in it;
 - both are cut, and their IoU is at least `SAME` in the pixels that both tiles see.
 
-The detection with the highest score takes all that are the same object, and if it is cut those that are the same as
-these, from tile to tile. The best detection of every tile counts. If one of these is whole, the object is that one;
-else it is the union of the pieces. Its score is the highest. Masks are compared where there are masks, else boxes.
+The detection with the highest score is grouped with all that are the same object. If it is cut, the detections that are
+the same as these join too, from tile to tile. A group keeps the best detection of every tile. Its object is the whole
+detection if there is one, else the union of the pieces, with the highest score. Masks are compared if there are masks,
+else boxes.
 
-So an object that is smaller than the overlap of tiles, less their margins, is always one that some tile sees whole.
+An object that is smaller than the overlap of tiles minus their margins is seen whole by at least one tile.
 """
 
 import math
@@ -24,8 +25,8 @@ from vitdense.results.result import Result, as_text
 from vitdense.runtime import Output
 
 SAME = 0.5
-STEP = 16  # pixels from one tile to the next, at least: smaller ones see no object, and a photo has a million of them
-MARGIN = 0.02  # of the side of a tile: how near a box comes to an edge that cuts it
+STEP = 16  # least pixels from one tile to the next: with fewer a photo has a million tiles
+MARGIN = 0.02  # distance from a tile's edge within which a box counts as cut, as a share of the side
 
 
 def detect(
@@ -36,16 +37,16 @@ def detect(
     names: Sequence[str] = (),
     batch_size: int = 4,
 ) -> Result:
-    """Detect in tiles of an image, by a function of one's own.
+    """Detect in tiles of an image, by your own function.
 
     Args:
         image: [H, W, 3].
-        find: Takes a list of tiles, [h, w, 3] each, and returns what is in each, in pixels of the tile: an `Output`, as
-            of `vitdense.load` and of `vitdense.runtime.Program`; or boxes [N, 4], scores [N], labels [N], and masks
-            [N, h, w] bool if there are any.
+        find: Takes a list of tiles, [h, w, 3] each, and returns the detections of each, in pixels of the tile. They are
+            an `Output`, as from `vitdense.load` and `vitdense.runtime.Program`; or boxes [N, 4], scores [N], labels
+            [N], and masks [N, h, w] bool if there are any.
         side, overlap: See `cut`.
-        names: Names of the classes, for the result.
-        batch_size: Tiles in a call of `find`, at most.
+        names: Class names for the result.
+        batch_size: Most tiles in a call of `find`.
 
     Returns:
         The objects, the one with the highest score first.
@@ -87,13 +88,13 @@ def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> 
 def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
     """The tiles of an image.
 
-    They are evenly spaced squares, as few as overlap by the share `overlap` at least (up to a pixel). An image that is
-    smaller than a tile in one direction has tiles of its own height or width.
+    They are evenly spaced squares: the fewest that overlap by at least `overlap` (up to a pixel). Where the image is
+    smaller than `side`, tiles have its height or width.
 
     Args:
         size: Height and width of the image in pixels.
         side: Side of a tile, in pixels.
-        overlap: Overlap of neighbours, as a share of `side`, over 0. The rest of the side has `STEP` pixels at least.
+        overlap: Overlap of neighbours, as a share of `side`, above 0. At least `STEP` pixels of the side remain.
 
     Returns:
         [tiles, 4] int64: left, upper, right and lower edge.
@@ -117,8 +118,9 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
 
 
 def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
-    """The mask of a tile, [h, w] of 0 and 1, as one of an image of this size (height, width), which is never in memory
-    as pixels: COCO's compressed run-length code. `corner` is the left and upper edge of the tile.
+    """The mask of a tile, [h, w] of 0 and 1, as COCO's compressed run-length code in an image of `size` (H, W).
+
+    The mask of the image is never in memory as pixels. `corner` is the left and upper edge of the tile.
     """
     from pycocotools import mask as rle
 
@@ -132,10 +134,10 @@ def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
 
 
 def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> Result:
-    """Make one list of the detections in all tiles; see the module.
+    """Merge the detections of all tiles; see the module.
 
     Args:
-        found: In the pixels of the image. Where others have masks, one with None stays as it is, after the others.
+        found: Detections in pixels of the image. If others have masks, one without a mask is kept as it is, at the end.
         tile_of: Index of each detection's tile, [N].
         tiles: See `cut`.
         size: Height and width of the image in pixels.
@@ -153,7 +155,7 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
         if not alive[seed]:
             continue
         alive[seed], members = False, [seed]
-        for member in members:  # which grows
+        for member in members:  # the list grows in the loop
             others = order[alive[order] & (found.labels[order] == found.labels[seed])]
             same = others[compare.same(member, others)]
             alive[same] = False
@@ -179,8 +181,8 @@ class _Comparison:
         self.tile_of, self.tiles = tile_of, tiles[tile_of]  # [N, 4]
         height, width = size
         margin = MARGIN * (tiles[:, 2:] - tiles[:, :2]).max(initial=0)
-        inside = self.tiles != (0, 0, width, height)  # edges of tiles that are not of the image
-        # [N] bool: whether its tile sees the object whole.
+        inside = self.tiles != (0, 0, width, height)  # edges of tiles inside of the image
+        # [N] bool: whether the tile sees the object whole.
         self.whole = ~(inside & (abs(self.tiles - found.boxes) <= margin)).any(1)
 
     def same(self, one: int, others: np.ndarray) -> np.ndarray:
@@ -201,7 +203,7 @@ class _Comparison:
         seen = None
         if not self.whole[a] and not self.whole[b]:
             seen = np.concatenate(_common(self.tiles[a], self.tiles[b]))
-        of_first = int(self.whole[b] and not self.whole[a])  # of the area of the cut one, as of COCO's crowds
+        of_first = int(self.whole[b] and not self.whole[a])  # share of the cut one's area, as for COCO's crowds
         return rle.iou(self._shape(a, seen), self._shape(b, seen), [of_first])[0, 0]
 
     def _shape(self, one: int, seen: np.ndarray | None) -> list[dict] | np.ndarray:
@@ -222,5 +224,5 @@ def _common(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _sides(box: np.ndarray) -> np.ndarray:
-    """A box of corners as COCO has it: left, upper, width and height, [1, 4] float64."""
+    """A box (x1, y1, x2, y2) as COCO's (x, y, width, height), [1, 4] float64."""
     return np.concatenate([box[:2], np.maximum(box[2:] - box[:2], 0)])[None].astype(np.float64)
