@@ -46,12 +46,8 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
 
 def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint in parts, with whole tensors. An absent or damaged file is a CheckpointMismatchError.
-
-    Args:
-        folder: See `save_parts`.
-        rest: What it returned, or ``parts`` and some of its other keys: no more is read.
-    """
+    """The content of a checkpoint in parts, with whole tensors; an absent or damaged file is a CheckpointMismatchError.
+    `rest` is what `save_parts` returned, or ``parts`` and some of its other keys: no more is read."""
     import torch.distributed.checkpoint as dcp  # here, for no other checkpoint needs it
 
     for name, sha256 in rest.pop("parts").items():

@@ -158,11 +158,7 @@ class WorkFolder:
 
     def move_aside(self, named: Collection[Path], current: str | Path, modules: Sequence[Path] = ()) -> Path | None:
         """Move the run that is in the folder to a folder in it, which is a work folder then; where it is now, or None.
-
-        Args:
-            named: See `named_files` of the new training: configs among them stay, and the run gets copies.
-            current: The log folder of the new training, which stays.
-            modules: See `write_config`.
+        Configs among `named_files` of the new training stay, and the run gets copies; its log folder `current` stays.
         """
         kept = {*named, Path(os.path.realpath(current))}
         moved = [path for path in self._written() if Path(os.path.realpath(path)) not in kept]

@@ -186,11 +186,10 @@ class Part:
         return {key.removeprefix(self.start): out for key, out in outputs.items() if key.startswith(self.start)}
 
     def found(self, outputs: Mapping, sample: Sample) -> Output:
-        """Outputs of the program for an image, as what was found in it."""
         return self.read(self.own(outputs), sample, self.score_thr)
 
     def read(self, outputs: Mapping, sample: Sample, score_thr: float | Sequence[float] = 0.0) -> Output:
-        """Outputs of the model for an image, as what was found in it."""
+        """Outputs of the model for an image, as what was found in it; `found` takes outputs of the program."""
         arrays = {name: np.asarray(out[0]) for name, out in outputs.items()}
         of_photo = sample.given.dtype == torch.uint8
         return read(arrays, self.about, sample.image.shape[2:], sample.size, score_thr, of_photo)

@@ -91,14 +91,9 @@ def evaluate(
     fields: Sequence[str] = (),
     **params: Any,
 ) -> Evaluation:
-    """Evaluate objects found in images, by their numbers; the truth is numbered for the classes that are evaluated.
-
-    Args:
-        truth, found, kind, images, thresholds, limits: See `Evaluation`.
-        engine: See `chosen_engine`.
-        fields: More keys of annotations that are read.
-        **params: More of pycocotools' `Params`, such as `kpt_oks_sigmas`.
-    """
+    """Evaluate objects found in images, by their numbers; the truth is numbered for the classes that are evaluated. See
+    `Evaluation` and `chosen_engine`; `fields` are more keys of annotations that are read, `params` more of pycocotools'
+    `Params`, such as `kpt_oks_sigmas`."""
     categories = list(range(1, len(truth.classes) + 1))
     limits, thresholds = sorted(limits), np.atleast_1d(thresholds)  # mmdet takes one number too
     with redirect_stdout(io.StringIO()):  # the engines print their steps
