@@ -57,8 +57,10 @@ def main() -> None:
     from vitdense.mm.precision import Inference
     from vitdense.mm.processes import start_processes
 
-    # A work folder or a published model needs no checkpoint: the second argument is then an image.
-    if Path(args.config).is_dir() or Path(args.checkpoint or "").suffix.lower() in IMG_EXTENSIONS:
+    # A work folder or a published model needs no checkpoint: the second argument is then an image, unless it is one.
+    second = Path(args.checkpoint or "")
+    is_checkpoint = second.suffix.lower() in (".pth", ".pt", ".safetensors")
+    if (Path(args.config).is_dir() and not is_checkpoint) or second.suffix.lower() in IMG_EXTENSIONS:
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None
     with exit_on_user_error():

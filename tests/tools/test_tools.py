@@ -225,6 +225,9 @@ def test_a_work_folder_alone_is_tested_and_stays_that_of_the_training(tiny, trai
     image = tiny.parent / "shapes/val/000001.jpg"
     assert tool_here("predict", trained, image, "--out-dir", tiny.parent / "alone")[0] == 0
     assert (tiny.parent / "alone/000001.jpg").is_file()
+    named = next(trained.glob("iter_*.pth"))
+    status, printed = tool_here("predict", trained, named, image, "--out-dir", tiny.parent / "named")
+    assert (status, [path.name for path in (tiny.parent / "named").glob("*.jpg")]) == (0, ["000001.jpg"])
     status, printed = tool_here("predict", tiny, image)
     assert status == 2
     assert "checkpoint" in printed.err
