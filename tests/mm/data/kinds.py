@@ -197,7 +197,7 @@ class Voc(Data):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names = ["cat", "dog"]
+        self.names, self.difficult = ["cat", "dog"], 0
         self.dataset = {"metainfo": {"classes": ("cat", "dog")}}
 
     @property
@@ -211,7 +211,8 @@ class Voc(Data):
                 objects = ""
                 for name, box in zip(self.names, boxes):
                     sides = "".join(f"<{key}>{v}</{key}>" for key, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
-                    objects += f"<object><name>{name}</name><difficult>0</difficult><bndbox>{sides}</bndbox></object>"
+                    about = f"<name>{name}</name><difficult>{self.difficult}</difficult>"
+                    objects += f"<object>{about}<bndbox>{sides}</bndbox></object>"
                 size = f"<size><width>{W}</width><height>{H}</height><depth>3</depth></size>"
                 found[f"Annotations/{split}{i}.xml"] = f"<annotation>{size}{objects}</annotation>".encode()
         return found | {name: content for name, content in self.files.items() if name not in PHOTOS}

@@ -566,6 +566,7 @@ VOC = {
     "classes in another order": (voc("cat", "dog", classes=("dog", "cat")), FINE),
     "names in another case": (voc("cat", "Dog"), REFUSED, "Dog"),
     "another name": (voc("cat", "owl"), REFUSED, "owl"),
+    "difficult alone": (lambda data: vars(data).update(difficult=1), REFUSED, "difficult"),
     "a name more": (voc("cat", "dog", "owl"), WARNED, "owl"),
     "a class without objects": (voc("cat", "dog", classes=("cat", "dog", "owl")), WARNED, "owl"),
     "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),

@@ -36,6 +36,8 @@ def read_voc(built: BaseDataset) -> Samples:
             counts[classes[one["bbox_label"]]] += 1
             if right <= left or lower <= upper:
                 faults.add("objects have a box without area (bndbox has corners)", path, grave=False)
+    if difficult and not any(counts[name] for name in classes):
+        faults.add(f"all {difficult} objects are marked difficult: none is learned", built.ann_file)
     rows = [f"images: {len(sizes)}, objects: {counts.total()}"]
     rows += [f"difficult objects, which training leaves out: {difficult}"] if difficult else []
     return Samples(sizes, counts, list(faults), rows)
