@@ -61,7 +61,6 @@ REMOVED = {
     "card": "vitdense.create(NAME).cfg has the facts of a model, docs/model-zoo.md the figures of all",
     "ops": "write custom_imports = dict(imports=['vitdense'], allow_failed_imports=False) into the config, or import "
     "vitdense before mmdet and mmseg",
-    "new --no-estimate": "leave it out: new trains no iterations; vitdense check says seconds and memory of a step",
     "train --batch-size auto": "give a number; vitdense check says the memory of a step",
     "train --replay": "leave it out: a training that refuses a step says why in its log",
     "test --report": "--out FILE.json has the metrics; hotcoco has tables by class and size, and the confusion",

@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--base", type=Path, metavar="CONFIG", help=base)
         length = task.add_mutually_exclusive_group()
         length.add_argument("--epochs", type=whole_number, metavar="N", help=f"default for detection: {EPOCHS}")
+        add("--no-estimate", action="store_true", help=argparse.SUPPRESS)  # of 0.3; now there is none
         length.add_argument("--iters", type=whole_number, metavar="N", help=f"default for others: {ITERS}")
         add("--force", action="store_true", help="overwrite NAME.py")
     return parser
