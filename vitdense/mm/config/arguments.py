@@ -1,4 +1,4 @@
-"""The command line of the tools: options that contradict each other are refused, values of ``--cfg-options`` parsed."""
+"""The command line of the tools: refuses options that contradict each other, parses values of ``--cfg-options``."""
 
 import argparse
 import ast
@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         self.rules.append((option, fault))
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
-        """As argparse's, with the rules, which ask whether an option is given, be it with its default."""
+        """Parse, and apply the rules. They ask whether an option is given, even with its default value."""
         options = [x for x in self._actions if x.option_strings and x.default is not argparse.SUPPRESS]
         options = {action.dest: action for action in options if type(action) is not CfgOptions}
         given, keys, absent = set(), {}, object()
@@ -61,7 +61,6 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        """Exit with status 2 and one line."""
         self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
 
 
@@ -69,7 +68,6 @@ class CfgOptions(argparse.Action):
     """``--cfg-options KEY=VALUE ...``, given once or several times, each key once; see `parse_value`."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None) -> None:
-        """Add the options to those before."""
         found = dict(getattr(namespace, self.dest))
         for text in values:
             key, is_pair, value = text.partition("=")
@@ -89,12 +87,12 @@ def parse_value(text: str) -> Any:
     """A value of ``--cfg-options``: a literal of Python, see `literal`; else as mmengine reads it.
 
     Raises:
-        ValueError: Brackets do not match, or a dict is no literal.
+        ValueError: Brackets do not match, or a dict is not a literal.
     """
     text = text.strip()
     with suppress(SyntaxError, TypeError, ValueError):
         *values, end = literal(ast.parse(f"[{text}, 'end']", mode="eval").body)
-        if end == "end":  # the text has no comment
+        if end == "end":  # the text is no comment
             return values[0] if len(values) == 1 else values
     if text.startswith(("{", "dict(")):
         raise ValueError("expected a dict of Python, with quotes around text")
@@ -107,13 +105,13 @@ def parse_value(text: str) -> Any:
 
 
 def literal(node: ast.expr, leaf: Callable[[ast.expr], Any] = ast.literal_eval) -> Any:
-    """The value of a literal of Python, in which ``dict(key=value)`` is one too; `leaf` reads what has no parts.
+    """The value of a Python literal, which may contain ``dict(key=value)``; `leaf` reads nodes without parts.
 
     Raises:
-        ValueError, TypeError: It is no literal.
+        ValueError, TypeError: The node is not a literal.
     """
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
-        given = [literal(part, leaf) for part in node.args]  # dict({"a b": 1}), for keys that are no names
+        given = [literal(part, leaf) for part in node.args]  # dict({"a b": 1}), for keys that are not identifiers
         return dict(*given, **{word.arg: literal(word.value, leaf) for word in node.keywords})
     if isinstance(node, ast.Dict):
         return {literal(key, leaf): literal(value, leaf) for key, value in zip(node.keys, node.values)}
@@ -151,7 +149,7 @@ def make_parser(description: str, prog: str | None = None) -> Parser:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add the options of ``train`` or ``test``: output folder, launcher, those of `Asked`, and of extensions."""
+    """Add the options of ``train`` or ``test``: output folder, launcher, options of `Asked` and of extensions."""
     parser.add_argument("--work-dir", help="output folder; default work_dirs/<name of the config>")
     parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     # `python -m torch.distributed.launch` passes it; mmengine reads the environment variable.
@@ -161,13 +159,11 @@ def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint, which a work folder or a published model in the place of the config makes unnecessary."""
     text = "checkpoint file, or work folder (its latest checkpoint); none after a work folder, or the name of a "
     parser.add_argument("checkpoint", nargs="?", help=f"{text}published model, as CONFIG")
 
 
 def add_classes(parser: argparse.ArgumentParser) -> None:
-    """Add the names of the outputs of a checkpoint that has none."""
     text = "names by output, for a checkpoint of another project that has none: a,b,c (empty for no class), "
     parser.add_argument("--classes", type=names, metavar="A,B,C", help=f"{text}or a file with a name per line")
 
@@ -179,7 +175,6 @@ def names(given: str) -> list[str]:
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint, its classes and the device."""
     add_checkpoint(parser)
     add_classes(parser)
     parser.add_argument(
@@ -189,7 +184,6 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prediction(parser: Parser) -> None:
-    """Add how a model predicts: in tiles, in which precision."""
     parser.add_argument(
         "--tiles",
         type=whole_number,

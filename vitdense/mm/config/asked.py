@@ -35,7 +35,7 @@ def _inference() -> "Inference":
 
 
 def option(command: str, default: Any = None, **how: Any) -> Any:
-    """A field of `Asked` that is an option of a command; `how`: see `argparse.ArgumentParser.add_argument`."""
+    """A field of `Asked` that is an option of a command; for `how` see `argparse.ArgumentParser.add_argument`."""
     return field(default=default, metadata={"command": command, "how": how})
 
 
@@ -44,14 +44,14 @@ class Asked:
     """What a command asks of a config. Fields made by `option` are options of ``train`` and ``test``, by name."""
 
     options: Mapping[str, Any] = field(default_factory=dict)  # --cfg-options: dotted keys and values
-    # Output folder; default: the work folder whose config it is, the config's, or work_dirs/<name of the config>.
+    # Output folder; default: the work folder that the config lies in, the config's, or work_dirs/<name of the config>.
     work_dir: str | None = None
     launcher: str = "none"  # or pytorch, slurm, mpi
     check: Callable[["Config", Sequence[str]], None] = lambda cfg, splits: None  # before a training or a test
     checkpoint: str | None = None  # to test or to predict with: a file, an address, or an exported file
-    inference: "Inference" = field(default_factory=_inference)  # how a model predicts that is tested
-    args: argparse.Namespace | None = None  # parsed ones of a training or test, for options of extensions
-    # Of a training, whether it takes the place of the one in its work folder; None: it writes nothing.
+    inference: "Inference" = field(default_factory=_inference)  # how a tested model predicts
+    args: argparse.Namespace | None = None  # parsed arguments of train or test, for options of extensions
+    # Whether a training may replace the one in its work folder; None: it writes nothing.
     overwrite: bool | None = option(
         "train", action="store_true", help="start anew in a work folder that has checkpoints"
     )
@@ -84,7 +84,7 @@ class Asked:
 
     @classmethod
     def keywords(cls, command: str, args: argparse.Namespace) -> dict[str, Any]:
-        """What parsed arguments give of the options of a command, as keywords of `Asked`; with ``args`` themselves."""
+        """Parsed arguments of a command as keywords of `Asked`, including ``args`` itself."""
         names = [one.name for one in fields(cls) if one.metadata.get("command") == command]
         return {name: getattr(args, name) for name in names} | {"args": args}
 

@@ -15,33 +15,33 @@ from vitdense.models.base import Backbone
 from vitdense.models.swin.model import Swin
 from vitdense.models.swin.sizes import SWIN, SwinArch
 
-SIDE = 128  # of an image, in pixels, that tells the strides of a backbone
+SIDE = 128  # of the image, in pixels, that shows the strides of a backbone
 PYRAMID = [4, 8, 16, 32]  # strides of a DeconvPyramid, from patches of 16
 SWINS = ("SwinTransformer", "mmdet.SwinTransformer", "mmseg.SwinTransformer")
-# Arguments of these, and the values that they must have.
+# Arguments of theirs that `vitdense.Swin` lacks, and the values that they must have.
 NO_OPTIONS = {"qk_scale": None, "patch_norm": True, "drop_rate": 0, "attn_drop_rate": 0, "act_cfg": {"type": "GELU"}}
 NO_OPTIONS |= {"norm_cfg": {"requires_grad": True, "type": "LN"}}
-KEPT = {"frozen_stages": "all", "output_cls_token": True}  # a recipe with a frozen trunk, a head that reads the token
+KEPT = {"frozen_stages": "all", "output_cls_token": True}  # options that the new backbone keeps
 
 
 def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
-    """What changes in the model of a config for another backbone: a part of a config that inherits from it.
+    """The changes of a config's model for another backbone, for a config that inherits from it.
 
-    The new backbone returns as many maps, of the same strides. A plain ViT gets a `DeconvPyramid` for the strides 4, 8,
-    16 and 32.
+    The new backbone returns the same number of maps with the same strides. A plain ViT gets a `DeconvPyramid` for the
+    strides 4, 8, 16 and 32.
 
     Args:
         cfg: The config; it is not changed.
-        name: Of the model table. None replaces a SwinTransformer of mmdet or mmseg by `vitdense.Swin` of the same sizes
-            and options, which loads its checkpoints.
+        name: A name of the model table. None replaces a SwinTransformer of mmdet or mmseg by `vitdense.Swin` of the
+            same sizes and options, which loads its checkpoints.
 
     Raises:
-        ConfigError: There is no such name, or the rest of the model cannot follow the backbone.
+        ConfigError: The name is unknown, or the rest of the model does not fit the backbone.
     """
     model = cfg.model
     if not isinstance(model.get("backbone"), Mapping):
         raise ConfigError(f"got a model {model.get('type')} without `backbone`; write the lines for the one inside it")
-    # Weights of the old backbone where older versions of mm had them: mmseg hands them to the new one.
+    # Older configs have the weights of the backbone here, and mmseg would load them into the new one.
     pretrained = {"pretrained": None} if model.get("pretrained") else {}
     if name is None:
         return {**pretrained, "backbone": _same_swin(model, cfg)}
@@ -69,14 +69,14 @@ def model_changes(cfg: Config, name: str | None = None) -> dict[str, Any]:
 
 
 def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
-    """Channels and strides of the maps of a backbone. Our classes state both; another one predicts once."""
+    """Channels and strides of the maps of a backbone. Our classes have both as attributes; others run once."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     if issubclass(find_class(MODELS, backbone["type"], cfg), Backbone):
         with torch.device("meta"):
             ours = MODELS.build({**backbone, "init_cfg": None})
         return list(ours.out_channels), list(ours.out_strides)
     built = MODELS.build({**backbone, "init_cfg": None})
-    built.eval()  # of mmdet's Swin, returns None
+    built.eval()  # mmdet's Swin returns None here
     with torch.no_grad():
         maps = built(torch.zeros(1, backbone.get("in_channels", 3), SIDE, SIDE))
     if not all(isinstance(x, Tensor) and x.ndim == 4 for x in maps):
@@ -85,8 +85,10 @@ def _maps(backbone: Mapping, cfg: Config) -> tuple[list[int], list[int]]:
 
 
 def _named(name: str, row: Model, strides: list[int], any_patch: bool) -> tuple[dict, list[int], dict | None, int]:
-    """The config of a backbone by name, its channels, the pyramid that a plain ViT needs, and the stride of its first
-    map. `strides` are what the rest of the model expects; `any_patch`: it takes any, as segmentors do."""
+    """The config of a backbone, its channels, the pyramid that a plain ViT needs, and the stride of its first map.
+
+    `strides` are what the rest of the model expects; with `any_patch` it takes any, as segmentors do.
+    """
     kind = backbone_class(row.family)
     with torch.device("meta"):
         trunk = kind(row.arch, **row.options)
@@ -150,7 +152,7 @@ def channel_changes(model: Mapping, old: Sequence[int], new: Sequence[int]) -> d
     changes = {}
     for key in keys:
         parts = as_list(model[key])
-        first = parts[:1] if key == "neck" else parts  # other necks take the maps of the first
+        first = parts[:1] if key == "neck" else parts  # later necks take the maps of the first
         changed = [_part_changes(f"model.{key}", part, list(old), list(new)) for part in first]
         if any(changed):
             is_list = isinstance(model[key], (list, tuple))  # a config inherits lists whole
@@ -160,7 +162,7 @@ def channel_changes(model: Mapping, old: Sequence[int], new: Sequence[int]) -> d
 
 
 def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> dict[str, Any]:
-    """What changes in a neck or head; of a head without `in_channels`, such as K-Net's, in its parts."""
+    """What changes in a neck or head; in its parts if it has no `in_channels`, as K-Net's."""
     wanted, index = part.get("in_channels"), part.get("in_index")
     if wanted is None:
         parts = {key: value for key, value in part.items() if isinstance(value, Mapping)}
@@ -180,13 +182,13 @@ def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> 
     if after == before:
         return {}
     changes: dict[str, Any] = {"in_channels": after}
-    if isinstance(before, list) and part.get("embed_dims") == before[0]:  # of DPT, the same once more
+    if isinstance(before, list) and part.get("embed_dims") == before[0]:  # DPT repeats the channels
         changes["embed_dims"] = after[0]
     return changes
 
 
 def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:
-    """What a row of the model table expects of mm's data preprocessor: values of 0 to 255, and RGB from mm's BGR."""
+    """Options of mm's data preprocessor for a row of the model table: mean and std of 0 to 255, RGB from mm's BGR."""
     stats = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
     return {**stats, "bgr_to_rgb": True}
 

@@ -21,12 +21,11 @@ def has_parts(node: Any) -> bool:
 
 
 def has_dicts(node: Any) -> bool:
-    """Whether a part of a config is a dict, or a list with a dict."""
     return has_parts(node) and (isinstance(node, dict) or any(isinstance(part, dict) for part in node))
 
 
 def flat(node: Any, key: str = "", opens: Callable[[Any], bool] = has_parts) -> dict[str, Any]:
-    """The values in a part of a config by dotted keys, which begin with `key`; `opens` says what is not one itself."""
+    """The values in a part of a config by dotted keys that begin with `key`; `opens` says which nodes to go into."""
     if not opens(node):
         return {key: node}
     parts = node.items() if isinstance(node, dict) else enumerate(node)
@@ -50,12 +49,12 @@ def find(node: Any, key: str) -> Any:
 class Pass(NamedTuple):
     """One writer of a config: `apply` changes it in place."""
 
-    name: str  # the option or setting that it obeys, or what it does
+    name: str  # its option or setting, or what it does
     apply: Callable[[Config, Asked], None]
 
 
 class Change(NamedTuple):
-    """A key that a pass changed; `ABSENT` where there was or is none."""
+    """A key that a pass changed, with its old and new value; `ABSENT` for a missing key."""
 
     by: str
     key: str
@@ -67,7 +66,7 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
     """Change a config in place, pass by pass; `changes` gets what each changed.
 
     Raises:
-        ConfigError: What is asked does not fit the config or itself; two of it contradict each other.
+        ConfigError: The options do not fit the config, or contradict each other.
     """
     before = flat(cfg.to_dict(), opens=has_dicts) if changes is not None else {}
     for step in passes:
@@ -79,19 +78,18 @@ def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[
             before = after
         for key, value in getattr(cfg, "given", {}).items():
             now = find(cfg, key)
-            if now not in (value, ABSENT if value is None else value, *BY_NAME.values()):  # the same, read by name
+            if now not in (value, ABSENT if value is None else value, *BY_NAME.values()):  # the same type, read by name
                 done = "leaves it out" if now is ABSENT else f"sets it to {now!r}"
                 raise ConfigError(f"--cfg-options {key}: got {value!r}, but {step.name} {done}; give one of the two")
 
 
 def describe(changes: Sequence[Change]) -> Iterator[str]:
-    """Lines of text: the name of every pass that changed something, and what: ``key: old -> new``."""
+    """Lines of text: the name of each pass that changed something, and its changes ``key: old -> new``."""
     for name, group in groupby(changes, lambda change: change.by):
         yield name
         yield from (f"    {key}: {short(old)} -> {short(new)}" for _, key, old, new in group)
 
 
 def short(value: Any) -> str:
-    """A value as code, cut to `SHOWN` characters."""
     text = value if value is ABSENT else " ".join(code(value).split())
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."

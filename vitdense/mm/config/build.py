@@ -26,10 +26,10 @@ def build_model(cfg: Config) -> nn.Module:
 
 @contextmanager
 def explained(cfg: Config) -> Iterator[None]:
-    """Errors of mm's builders, which are known by their texts, as one line with the keys of the config.
+    """Turn errors of mm's builders, recognised by their text, into one line with the keys of the config.
 
     Raises:
-        ConfigError: No class has the name of a `type`, or it does not take its arguments.
+        ConfigError: A `type` names no class, or the class does not take the arguments.
     """
     try:
         yield
@@ -49,7 +49,7 @@ def _same(value: object, name: str) -> bool:
 
 
 def unknown_type(name: str, cfg: Config) -> str:
-    """That no class is registered by a name, and which name is near."""
+    """The message for a `type` that no class is registered by, with a near name."""
     names: set[str] = set()
     for root in REGISTRIES:
         with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:

@@ -1,4 +1,4 @@
-"""Class names are propagated from the training data to the other data sets, the heads and the metrics."""
+"""Propagate class names from the training data to the other data sets, the heads and the metrics."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from vitdense.mm.data.classes import clean, colours, difference
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
 
-# Types of mmdet that number labels in the order of a file, or evaluate by its ids -> our types, which go by name.
+# mmdet's types that number labels by the order or the ids of a file -> our types, which go by name.
 BY_NAME = {
     "mmdet.datasets.coco.CocoDataset": "vitdense.CocoDataset",
     "mmdet.evaluation.metrics.coco_metric.CocoMetric": "vitdense.CocoMetric",
@@ -38,7 +38,7 @@ def is_panoptic(kind: type) -> bool:
 
 
 def numbers_by_file(kind: type) -> bool:
-    """Whether a data set numbers labels in the order of the categories of its file, whatever its `metainfo` says."""
+    """Whether a data set numbers labels by the order of categories in its file, whatever its `metainfo` says."""
     return hasattr(kind, "COCOAPI") and not hasattr(kind.COCOAPI, "by_name")
 
 
@@ -49,18 +49,17 @@ def annotation_file(dataset: dict) -> str | None:
 
 
 def _file_here(dataset: dict) -> Path | None:
-    """The same, if it is on this machine."""
     path = Path(annotation_file(dataset) or os.sep)
     return path if path.is_file() else None
 
 
 def _states_classes(dataset: dict) -> bool:
-    """Whether the config or the annotation file of a data set names its classes, rather than its type."""
+    """Whether the config or the annotation file of a data set names its classes, and not only its type."""
     return "classes" in (dataset.get("metainfo") or {}) or _file_here(dataset) is not None
 
 
 def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
-    """Class names of a data set: of its `metainfo`, else of its annotation file, else of its type."""
+    """Class names of a data set: from its `metainfo`, else its annotation file, else its type."""
     given = (dataset.get("metainfo") or {}).get("classes")
     if given is not None:
         return tuple(map(clean, read_text(given).splitlines() if isinstance(given, str) else given))
@@ -77,13 +76,13 @@ def _read_by_name(node: dict, kind: type | None) -> None:
 
 
 def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
-    """Class names that mm will give a data set: of its `metainfo`, else of its type."""
+    """Class names that mm will give a data set: from its `metainfo`, else its type."""
     return dataset_classes({"metainfo": dataset.get("metainfo")}, kind)
 
 
 def model_classes(cfg: Config) -> tuple[str, ...] | None:
-    """Class names of the model, in the order of its labels: the classes of all data sets of the training, without
-    duplicates, else of the other data."""
+    """Class names of the model in the order of its labels: of all training data sets without duplicates, else of the
+    other data."""
     deciding, kind = _deciding(cfg)
     if len(deciding) == 1:
         return dataset_classes(deciding[0], kind) if kind else None
@@ -104,7 +103,7 @@ def model_things(cfg: Config) -> int | None:
 
 
 def lacks_classes(cfg: Config) -> bool:
-    """Whether the classes of a config are those of an annotation file that is not on this machine."""
+    """Whether a config has the classes of an annotation file that is not on this machine."""
     deciding, kind = _deciding(cfg)
     absent = any(annotation_file(dataset) and not _states_classes(dataset) for dataset in deciding)
     return absent and kind is not None and not getattr(kind, "drawn_on_demand", False)
@@ -115,7 +114,7 @@ def _things(dataset: dict, kind: type) -> Sequence[str] | None:
 
 
 def _deciding(cfg: Config) -> tuple[list[dict], type | None]:
-    """The data sets that decide the classes, of one split and type, and their class."""
+    """The data sets that decide the classes, all of one split and type; and that type."""
     leaves = _data_sets(cfg)
     alike = [leaf for leaf in leaves if leaf[1]["type"] == leaves[0][1]["type"]]
     # The training file may be on another machine.
@@ -135,20 +134,22 @@ def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
 
 
 def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) -> None:
-    """Give a data set the classes of the model, in their order; the checks say where it cannot have them. `decides`:
-    the model has the classes of data of this type."""
+    """Give a data set the classes of the model in their order; the checks report data sets that lack them.
+
+    `decides`: the model has its classes from data of this type.
+    """
     given, own = dict(dataset.get("metainfo") or {}), dataset_classes(dataset, kind)
     if "classes" in given:
         if own != classes and (not set(own) <= set(classes) or numbers_by_file(kind)):
             return
-        # Values of label maps have no names but those of `metainfo`.
+        # Only `metainfo` names the values of label maps.
         if own != classes and hasattr(kind, "get_label_map") and not kind.METAINFO.get("classes"):
             dataset.setdefault("values", own)
             dataset["type"] = "vitdense.SegDataset"
         if own != classes and "palette" in given:
             given["palette"] = colours(classes, own, given["palette"])
     elif classes == kind.METAINFO.get("classes"):
-        return  # as mm's data set has them
+        return  # mm's data set has them
     elif not decides and (own is None or numbers_by_file(kind) or not set(own) & set(classes)):
         return
     dataset["metainfo"] = {"palette": colours(classes), **given, "classes": classes}
@@ -159,12 +160,14 @@ def _follow(dataset: dict, kind: type, classes: tuple[str, ...], decides: bool) 
 
 
 def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
-    """Propagate the classes of the training data through a config, in place: data sets get them in one order and read
-    labels by name, heads get their number, metrics without `ann_file` the annotation file of their data set.
+    """Propagate the classes of the training data through a config, in place.
+
+    Data sets get them in one order and read labels by name. Heads get their number. Metrics without `ann_file` get the
+    annotation file of their data set.
 
     Args:
         cfg: The config.
-        classes: The same classes in another order, that of a checkpoint.
+        classes: The same classes in the order of a checkpoint.
     """
     for _, dataset, kind in _data_sets(cfg):
         _read_by_name(dataset, kind)
@@ -190,10 +193,10 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
 
 
 def follow_points(cfg: Config, names: Sequence[str] | None = None) -> None:
-    """Give data sets with named points, such as keypoints, one order of them: of the first, or of `names`.
+    """Give data sets with named points, such as keypoints, the order of the first data set, or of `names`.
 
     Raises:
-        ConfigError: The data have others.
+        ConfigError: A data set has other names.
     """
     leaves = [leaf for leaf in _data_sets(cfg) if hasattr(leaf[2], "follow")]
     found = next(filter(None, (kind.points_of(dataset) for _, dataset, kind in leaves)), None)
@@ -202,8 +205,11 @@ def follow_points(cfg: Config, names: Sequence[str] | None = None) -> None:
 
 
 def follows(head: dict, cfg: Config) -> bool:
-    """Whether a head gets the number of classes of the data: it states none, or the one of a recipe's own data, which
-    is at the top of the config. A part that states another, as of K-Net, speaks for the whole head."""
+    """Whether a head gets the number of classes of the data.
+
+    It does if it states none, or the number at the top of a recipe. If a part states another number, as in K-Net, the
+    whole head keeps its own.
+    """
     return all(part.get("num_classes") in (None, cfg.get("num_classes")) for part in nodes(head))
 
 
@@ -223,13 +229,13 @@ def _options(registry: Registry, part: dict, cfg: Config) -> set[str]:
 
 
 def class_counts(model: dict) -> set[int]:
-    """Every number of classes that a head of a model states; things and stuff are summed."""
+    """The numbers of classes that a model's heads state; things and stuff are summed."""
     found = {head.get("num_classes") for _, head in class_heads(model)} - {None}
     return found | {sum(head[part] for part in PARTS) for head in nodes(model) if head.keys() >= {*PARTS}}
 
 
 def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -> None:
-    """Reorder the class weights of losses. A weight after them is of the background, or of no object."""
+    """Reorder the class weights of losses. A last extra weight is for the background, or for no object."""
     for loss in nodes(cfg.get("model")) if before != classes else ():
         weights = loss.get("class_weight")
         if isinstance(weights, (list, tuple)) and len(weights) in (len(classes), len(classes) + 1):
@@ -237,14 +243,16 @@ def _order_weights(cfg: Config, before: Sequence[str], classes: Sequence[str]) -
 
 
 def follow_checkpoint(cfg: Config, checkpoint: str, classes: Sequence[str] | None, fresh: bool = False) -> None:
-    """Give a config, after `follow_classes`, the classes in the order of a checkpoint, which its outputs and its
-    optimizer have; refuse one of other classes unless its heads are `fresh`, not loaded."""
+    """Give a config, after `follow_classes`, the classes in the order of a checkpoint's outputs and optimizer.
+
+    A checkpoint with other classes is refused, unless its heads are `fresh`, that is not loaded.
+    """
     own = model_classes(cfg)
     if None in (own, classes) or own == tuple(classes):
         return
     if sorted(own) == sorted(classes):
         follow_classes(cfg, classes)
         print_log(f"the order of the classes is that of {checkpoint}: {', '.join(classes)}", logger="current")
-    # Of another number, the loader's error names the parameters.
+    # If the number differs, the loader raises and names the parameters.
     if not fresh and len(own) == len(classes) and (fault := difference(classes, model_classes(cfg))):
         raise ConfigError(f"{checkpoint}: {fault}")

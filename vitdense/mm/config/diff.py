@@ -13,8 +13,8 @@ from vitdense.mm.config.base import ABSENT, find, flat, short
 from vitdense.mm.config.query import leaf_datasets
 
 SHOWN = 12  # differences in a message
-WEIGHTS = ("init_cfg", "load_from")  # what a model starts with is in the checkpoint
-# Of a run, what decides how training goes on; the data, for instance, may have moved.
+WEIGHTS = ("init_cfg", "load_from")  # initial weights, which a checkpoint replaces
+# Keys that decide how training goes on. Others may differ: the data, for instance, may have moved.
 OF_TRAINING = (
     *("train_dataloader.sampler", "train_cfg", "optim_wrapper", "param_scheduler", "custom_hooks", "default_hooks"),
     *("randomness", "auto_scale_lr", "model"),
@@ -23,9 +23,9 @@ OF_RESULTS = ("model", "test_pipeline")
 
 
 def read_saved(checkpoint: Mapping) -> dict[str, Any] | None:
-    """The config that mmengine saved in a checkpoint; None if there is none, or its text is no Python.
+    """The config that mmengine saved in a checkpoint; None if there is none, or its text is not Python.
 
-    None of its code runs: an expression other than a dict, list, tuple, text or number stays text.
+    No code of it runs: an expression other than a dict, list, tuple, text or number stays text.
     """
     text = checkpoint.get("meta", {}).get("cfg")
     if not isinstance(text, str):
@@ -45,7 +45,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def log_differences(checkpoint: Mapping, cfg: Config, keys: Collection[str]) -> None:
-    """Warn of differences between a config and that of a checkpoint. `test_pipeline` is the pipeline of test images."""
+    """Warn of differences between a config and a checkpoint's. `test_pipeline` is the pipeline of test images."""
     saved = read_saved(checkpoint)
     if saved is None:
         return

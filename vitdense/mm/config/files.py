@@ -23,8 +23,11 @@ CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  #
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config: a file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one
-    that an installed package ships; or the name of one of ours alone, such as ``cascade_swin_t_coco``.
+    """The path of a config.
+
+    Args:
+        name: A file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one that an installed
+            package ships; or the name of one of ours, such as ``cascade_swin_t_coco``.
 
     Raises:
         ConfigError: There is no such file.
@@ -51,7 +54,7 @@ def find_config(name: str | Path) -> Path:
 
 
 def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
-    """The file of a config, and those of its bases, each once; `above` are files that inherit from it."""
+    """The files of a config and its bases, without duplicates; `above` are files that inherit from it."""
     path = path.resolve()
     if path in above:
         raise ConfigError(f"{above[-1]}: _base_ leads back to {path}; a config cannot inherit from itself")
@@ -64,33 +67,31 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     bases = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_base_":
-            with suppress(ValueError):  # made by code, as mmengine reads it
+            with suppress(ValueError):  # an expression, which mmengine evaluates
                 bases = as_list(ast.literal_eval(node.value))
     found = [find_config(base) if "::" in base else path.parent / base for base in bases]
     return list(dict.fromkeys([path, *(file for base in found for file in config_files(base, (*above, path)))]))
 
 
 def named_files(cfg: Config) -> set[Path]:
-    """What a training needs: files of its config, and paths of all texts in it, such as weights, also of a teacher."""
+    """Files that a training needs: of its config, and all paths in it, such as weights, also a teacher's."""
     found = (text for text in flat(cfg._cfg_dict).values() if isinstance(text, str) and "\0" not in text)
     files = config_files(Path(cfg.filename))
     return {Path(os.path.realpath(os.path.expanduser(name))) for name in (*found, *files)}
 
 
 def own_modules(cfg: Config) -> list[Path]:
-    """The files and packages beside those of a config that its ``custom_imports`` brought in: they belong to it."""
+    """The modules of ``custom_imports`` that lie beside a config or its bases, and so belong to it."""
     folders = {file.parent for file in config_files(Path(cfg.filename))} if cfg.filename else set()
     beside = {name: path for name in sys.modules if "." not in name and (path := _module_path(name)).parent in folders}
     return sorted(set(beside.values())) if _imported(cfg) & beside.keys() - {"vitdense"} else []
 
 
 def _imported(cfg: Config) -> set[str]:
-    """The modules and packages of ``custom_imports``."""
     return {name.partition(".")[0] for name in as_list((cfg.get("custom_imports") or {}).get("imports"))}
 
 
 def _module_path(name: str) -> Path:
-    """The file of a module that is imported, or the folder of a package."""
     file = Path(getattr(sys.modules[name], "__file__", None) or "/").resolve()
     return file.parent if file.name == "__init__.py" else file
 

@@ -7,16 +7,16 @@ from mmengine.config import Config
 
 from vitdense.mm.config.base import flat
 
-# Keys of mmdet that limit the number of something per image, and how many of it an object needs at least.
+# Keys of mmdet that limit a number per image, and the least of it per object.
 LIMITS = {"max_per_img": 1, "max_per_image": 1, "num_queries": 1, "num_proposals": 1, "nms_pre": 2}
-MARGIN = 2  # a raised limit is so many times what is needed
+MARGIN = 2  # factor of a raised limit over what is needed
 PROPOSAL_NUMS = (100, 300, 1000)  # default of mmdet's COCO metrics; AP counts the last number per class and image
 
 
 def raised_limits(cfg: Config, densest: int) -> dict[str, Any]:
-    """What a detector's config must change to find, and its metric to count, the `densest` objects of an image.
+    """Limits that a detector and its metric need for the `densest` objects of an image, where theirs are too low.
 
-    Values by dotted keys, such as ``model.test_cfg.rcnn.max_per_img``, in hundreds. Limits that suffice stay.
+    Values by dotted keys, such as ``model.test_cfg.rcnn.max_per_img``, in hundreds.
     """
     raised: dict[str, Any] = {}
     for key, value in flat(cfg.model, "model", lambda node: isinstance(node, dict)).items():
@@ -34,7 +34,6 @@ def raised_limits(cfg: Config, densest: int) -> dict[str, Any]:
 
 
 def as_options(limits: Mapping[str, Any]) -> str:
-    """Limits as ``--cfg-options`` takes them."""
     return " ".join(f"{key}={value}".replace(" ", "") for key, value in limits.items())
 
 

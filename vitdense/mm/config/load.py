@@ -25,7 +25,7 @@ def load_config(
     launcher: str = "none",
     changes: list[Change] | None = None,
 ) -> Config:
-    """Read a config, and make of it what every command takes; see `vitdense.mm.config.passes`.
+    """Read a config and complete it for any command; see `vitdense.mm.config.passes`.
 
     Args:
         path: See `find_config`.
@@ -33,7 +33,7 @@ def load_config(
         changes: Gets what each pass changed.
 
     Raises:
-        ConfigError: There is no such file, Python cannot read it, or a pass refuses what is asked.
+        ConfigError: There is no such file, Python cannot read it, or a pass refuses an option.
     """
     cfg = _read(find_config(path))
     if not cfg.get("model"):
@@ -42,8 +42,7 @@ def load_config(
 
 
 def shipped(name: str) -> Config:
-    """A config that mmdet, mmseg or vitdense ships, as its file has it, for configs that take parts of it; see
-    `find_config`."""
+    """A config that mmdet, mmseg or vitdense ships, as in its file, for configs that take parts of it."""
     return _read(find_config(name))
 
 
@@ -54,10 +53,10 @@ def _read(path: Path) -> Config:
     sys.path += [folder for folder in dict.fromkeys(str(file.parent) for file in files) if folder not in sys.path]
     try:
         cfg = Config.fromfile(path)
-    except Exception as error:  # it is a program, which may raise anything
+    except Exception as error:  # a config is a program and may raise anything
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) in files]
         where = f"{lines[-1].filename}:{lines[-1].lineno}" if lines else str(path)
-        cause = error.__cause__ or error  # of an import
+        cause = error.__cause__ or error  # a failed import has the cause
         text = f"{type(cause).__name__}: {' '.join(str(cause).split())}"
         if "cannot inherit from base" in text and "<class 'list'>" in text:
             # mmengine's advice, `_delete_=True`, would drop all entries of the list but this
@@ -70,6 +69,5 @@ def _read(path: Path) -> Config:
 
 
 def config_of(args: argparse.Namespace, changes: list[Change] | None = None) -> Config:
-    """Load the config of parsed arguments; `changes`: see `load_config`."""
     run = (args.work_dir, find_launcher(args.launcher)) if "launcher" in args else (None, "none")
     return load_config(args.config, args.cfg_options, *run, changes)

@@ -1,4 +1,4 @@
-"""What takes the place of a model when it is tested: tiles, augmentation, an exported file; and masks as codes."""
+"""What replaces a model in a test: tiles, augmentation, an exported file; and masks as run-length codes."""
 
 from importlib.util import find_spec
 from inspect import signature
@@ -11,7 +11,7 @@ from vitdense.mm.config.base import Asked
 from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, loads_labels, nodes, split_pipeline
 from vitdense.mm.errors import ConfigError
 
-# Mask heads of mmdet, and the same with masks as run-length codes.
+# Mask heads of mmdet -> the same with masks as run-length codes.
 HEADS = {
     "FCNMaskHead": "vitdense.RLEMaskHead",
     "HTCMaskHead": "vitdense.RLEHTCMaskHead",
@@ -20,8 +20,10 @@ HEADS = {
 
 
 def encode_masks(cfg: Config, asked: Asked) -> None:
-    """Where metrics take them, masks are run-length codes, and those of annotations are not loaded: memory does not
-    grow with their number. Masks of tiles are codes too."""
+    """Use run-length codes for masks where metrics take them, and do not load annotated masks.
+
+    Memory then does not grow with the number of masks. Masks of tiles are codes too.
+    """
     if not find_spec("mmdet") or cfg.get("default_scope") == "mmseg":
         return
     takes_codes = takes_rle(cfg)
@@ -29,20 +31,21 @@ def encode_masks(cfg: Config, asked: Asked) -> None:
         use_rle(cfg.model)
     for step in nodes([cfg.get(f"{split}_dataloader") for split in ("val", "test")]) if takes_codes else ():
         if loads_labels(step):
-            step["with_mask"] = False  # [N, H, W] of a file's size
+            step["with_mask"] = False  # would load [N, H, W]
 
 
 def use_rle(model: dict) -> None:
-    """Replace the mask heads of a detector's config by those with masks as codes, in place."""
     for node in nodes(model):
         if (kind := str(node.get("type")).rpartition(".")[2]) in HEADS:
             node["type"] = HEADS[kind]
 
 
 def takes_rle(cfg: Config) -> bool:
-    """Whether masks of validation and test may be codes, and those of annotations need not be loaded: with mmdet's COCO
-    metrics of an annotation file, where no hook looks at predictions."""
-    from mmdet.evaluation import CocoMetric  # here, for segmentors do without mmdet
+    """Whether masks of validation and test may be codes and annotated masks need not be loaded.
+
+    So it is if all metrics are mmdet's COCO metrics of an annotation file, and no hook looks at predictions.
+    """
+    from mmdet.evaluation import CocoMetric  # imported here: segmentors do without mmdet
 
     metrics = [one for split in ("val", "test") for one in as_list(cfg.get(f"{split}_evaluator"))]
     kinds = [find_class(METRICS, metric["type"], cfg) for metric in metrics if metric.get("ann_file")]
@@ -51,7 +54,7 @@ def takes_rle(cfg: Config) -> bool:
 
 
 def _looks(hook: dict, cfg: Config) -> bool:
-    """Whether a hook is called with predictions. mmengine's own do not look at them, mm's drawing ones if they draw."""
+    """Whether a hook looks at predictions. mmengine's do not; mm's visualization hooks do if they draw."""
     kind = find_class(HOOKS, hook["type"], cfg)
     if kind is None or kind.__module__.startswith("mmengine."):
         return False
@@ -75,7 +78,6 @@ def augment_tests(cfg: Config, asked: Asked) -> None:
 
 
 def check_tiles(cfg: Config) -> None:
-    """Raise if the model of a config cannot predict in tiles."""
     if cfg.get("default_scope") == "mmseg":
         raise ConfigError(
             "tiles: got a segmentor, expected a detector; a segmentor slides over an image by its config: "
@@ -84,7 +86,7 @@ def check_tiles(cfg: Config) -> None:
 
 
 def tile_tests(cfg: Config, asked: Asked) -> None:
-    """Wrap the detector for tiles, and share out the steps of the test pipeline."""
+    """Wrap the detector for tiles, and split the test pipeline between image and tiles."""
     if asked.inference.tiles is None:
         return
     check_tiles(cfg)
@@ -95,7 +97,7 @@ def tile_tests(cfg: Config, asked: Asked) -> None:
 
 
 def test_exported(cfg: Config, asked: Asked) -> None:
-    """Put an exported file in the place of the model. It takes photos."""
+    """Replace the model by an exported file, which takes photos."""
     if not asked.exported:
         return
     import vitdense.mm.heads.exported  # noqa: F401  registers it

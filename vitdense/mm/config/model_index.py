@@ -1,4 +1,4 @@
-"""Published detectors and segmentors, by the names in OpenMMLab's indices, ``metafile.yml``: mmdet's, mmseg's, ours."""
+"""Published detectors and segmentors by name, from the indices ``metafile.yml`` of mmdet, mmseg and vitdense."""
 
 import argparse
 import difflib
@@ -27,20 +27,21 @@ DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 class Published(NamedTuple):
     name: str
     config: str  # for `load_config`
-    address: str  # of its file
-    licence: str  # of the project that publishes it
-    figures: Mapping[str, float]  # what was published for it, such as ``{"box AP": 46.0}``
+    address: str  # of the checkpoint
+    licence: str  # of the publishing project
+    figures: Mapping[str, float]  # published metrics, such as ``{"box AP": 46.0}``
 
 
 def find_published(name: str) -> Published | None:
-    """The model of a name, None if there is none. It may leave out its data set, ``_coco``, ``_coco_panoptic`` or
-    ``_ade20k``, where one model alone is meant: ``rfdetr_s``.
+    """The published model of a name, or None.
+
+    The name may leave out the data set (``_coco``, ``_coco_panoptic``, ``_ade20k``) if it stays unique: ``rfdetr_s``.
 
     Raises:
-        ConfigError: Several models are meant; or the file is not at an ``https://`` address.
+        ConfigError: The name is not unique, or the file has no ``https://`` address.
     """
     rows = [*_read(name)]
-    found = [row for row in rows if row.name == name][:1]  # some are twice in the indices
+    found = [row for row in rows if row.name == name][:1]  # some are in the indices twice
     found = found or [row for row in rows if re.fullmatch(re.escape(name) + DATA, row.name)]
     if not found:
         return None
@@ -52,7 +53,6 @@ def find_published(name: str) -> Published | None:
 
 
 def is_published(address: str) -> bool:
-    """Whether the file of a published model is at this address."""
     return any(row.address == address for row in _read(address))
 
 
@@ -61,7 +61,7 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
 
     Args:
         config: A config; a work folder; or the name of a published model.
-        checkpoint: A file, address or work folder; None for that of the work folder, or of the published model.
+        checkpoint: A file, address or work folder; None for the one of the work folder or of the published model.
     """
     if checkpoint is not None or Path(config).is_dir():
         return config, checkpoint or config
@@ -69,7 +69,7 @@ def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
     if row is None:
         near = difflib.get_close_matches(config, list_published())
         if not near:
-            find_config(config)  # whose error says what else the name may mean
+            find_config(config)  # raises, and says what else the name may mean
         names = f"; names like it: {', '.join(near)}" if near else ""
         raise ConfigError(f"got {config} alone, no published model; expected a checkpoint or a work folder too{names}")
     print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
@@ -83,12 +83,11 @@ def trained_of(args: argparse.Namespace, measured: bool = False) -> tuple[Config
 
 
 def list_published() -> list[str]:
-    """All names, in the order of the indices."""
     return [row.name for row in _read("Weights")]
 
 
 def _read(text: str) -> Iterator[Published]:
-    """The models of all indices that have this text."""
+    """The models of all indices that contain this text."""
     files = [("vitdense", file) for file in (INDEX, *sorted(CONFIGS.glob("extensions/*/metafile.yml")))]
     for package, spec in ((package, find_spec(package)) for package in ("mmdet", "mmseg")):
         found = sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml")) if spec else ()

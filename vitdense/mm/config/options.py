@@ -1,4 +1,4 @@
-"""``--cfg-options``: an option changes what it names, or is refused."""
+"""``--cfg-options``: an option changes the key that it names, or is refused."""
 
 import difflib
 import inspect
@@ -37,10 +37,10 @@ REGISTRIES = [registry for registry in vars(registries).values() if isinstance(r
 
 
 def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a config takes, of those that a user gave.
+    """The options for a config, from the options that a user gave.
 
-    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. Where the test
-    data or metric equal those of validation, options of validation apply to both, but for a None of all of it.
+    ``train_cfg.max_epochs`` and ``train_cfg.max_iters`` become settings, so that the schedule follows. If test and
+    validation have equal data or metrics, options of validation apply to both, except None for the whole of it.
     """
     lengths = {f"train_cfg.{name}": f"settings.{name}" for name in LENGTHS}
     resolved: dict[str, Any] = {}
@@ -58,29 +58,30 @@ def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drop_scope(cfg: Config, asked: Asked) -> None:
-    """mmengine has the scope of the package for all that a base ``vitdense::...`` builds. Our configs name the classes
-    of their default_scope, as mmengine builds them from a base of any other path."""
+    """Drop the scope that mmengine adds to all types of a base ``vitdense::...``. Our configs use default_scope."""
     for node in nodes(cfg._cfg_dict):
         if node.get("_scope_") == "vitdense":
             del node["_scope_"]
 
 
 def merge_settings(cfg: Config, asked: Asked) -> None:
-    """The options of ``settings``, which apply before all others."""
+    """Merge the options of ``settings``, before all others."""
     _merge(cfg, asked, settings=True)
     check_settings(cfg)
 
 
 def merge_given(cfg: Config, asked: Asked) -> None:
-    """All other options, verbatim; `cfg.given` notes them, by dotted keys."""
+    """Merge all other options as given; `cfg.given` records them by dotted keys."""
     given = _merge(cfg, asked, settings=False)
     check_kept(cfg)
     cfg.given.update((key, value) for key, value in flat(given).items() if find(cfg, key) == value)
 
 
 def move_data(cfg: Config, asked: Asked) -> None:
-    """A new ``data_root`` takes the place of the old one in the paths of data sets and metrics. mmengine would change
-    the variable alone, after all paths were made from it."""
+    """Replace the old ``data_root`` by a new one in the paths of data sets and metrics.
+
+    mmengine would change the variable only, after the paths were made from it.
+    """
     new, old = asked.options.get("data_root"), cfg.get("data_root")
     if new is None:
         return
@@ -103,9 +104,8 @@ def move_data(cfg: Config, asked: Asked) -> None:
 
 
 def _merge(cfg: Config, asked: Asked, settings: bool) -> dict[str, Any]:
-    """Merge the options of ``settings``, or all others, and return them."""
     given = {key: value for key, value in asked.options.items() if settings == (key.partition(".")[0] == "settings")}
-    for key in sorted(given, key=lambda key: not key.endswith(".type")):  # which decides which other keys there are
+    for key in sorted(given, key=lambda key: not key.endswith(".type")):  # types decide on other keys
         _check_key(cfg, key, given[key])
         cfg.merge_from_dict({key: given[key]})
     return given
@@ -132,7 +132,7 @@ def _check_key(cfg: Config, key: str, value: Any) -> None:
             node = node[part]
         else:
             _check_new_key(cfg, key, node, where, part, parts[i + 1 :])
-            node = None  # what is below a new key is new as well
+            node = None  # everything below a new key is new
             break
     _check_kind(key, node, value)
 
@@ -146,7 +146,7 @@ def _check_kind(key: str, old: Any, value: Any) -> None:
         may_be_absent = key != "model" and not part.isdigit()
         fits, expected = isinstance(value, Mapping) or (value is None and may_be_absent), "dict(...)"
     elif part.isdigit():
-        fits, expected = False, f"the whole list: {key.rpartition('.')[0]}=[...]"  # mmengine merges dicts alone
+        fits, expected = False, f"the whole list: {key.rpartition('.')[0]}=[...]"  # mmengine merges only dicts
     elif part in ("data_root", "ann_file"):
         fits, expected = isinstance(value, str) or (value is None and part == "ann_file"), "a path"
     elif isinstance(old, (list, tuple)) and "." in key:
@@ -158,7 +158,7 @@ def _check_kind(key: str, old: Any, value: Any) -> None:
 
 
 def _check_new_key(cfg: Config, key: str, node: dict, where: str, part: str, rest: Sequence[str]) -> None:
-    """Raise if a dict of the config cannot have a new key `part`, or if that looks like a misspelt key."""
+    """Raise if a dict of the config cannot have a new key `part`, or if the key looks misspelt."""
     if rest and rest[0].isdecimal():
         hint = "a hook can be added by name, as in default_hooks.my_hook.type=EMAHook"
         raise ConfigError(f"--cfg-options {key}: the config has no list {part}; {hint}")

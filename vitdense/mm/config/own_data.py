@@ -1,4 +1,4 @@
-"""A config for a user's own data: what the data say, and its text, on a recipe."""
+"""A config for a user's own data, based on a recipe: reads the data and writes the text."""
 
 import argparse
 import math
@@ -34,40 +34,39 @@ from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
-CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # of RF-DETR, of other classes than COCO's
+CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # RF-DETR's, not loaded for other classes than COCO's
 
 
 @dataclass(frozen=True)
 class Labels:
-    """A kind of labels that an extension knows, of a detector's data."""
+    """A kind of labels of an extension, for a detector."""
 
-    recipe: str  # its name
+    recipe: str  # name
     dataset: str  # type of the data sets
-    options: Mapping[str, Any] = field(default_factory=dict)  # others of the config, by dotted keys
-    fresh: tuple[str, ...] = ()  # regular expressions of parameters that are drawn, not loaded
+    options: Mapping[str, Any] = field(default_factory=dict)  # other values of the config, by dotted keys
+    fresh: tuple[str, ...] = ()  # regular expressions of parameters that are initialised, not loaded
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a config says of its data."""
+    """What a config says about its data."""
 
     line: str  # the task and the data in a line
-    root: str  # their common folder
+    root: str  # common folder
     short_side: int  # median of the training images, in pixels
     shared: Mapping[str, Any]  # arguments of both data sets
-    train: Mapping[str, Any]  # others of the training set
+    train: Mapping[str, Any]  # further arguments of the training set
     val: Mapping[str, Any]
-    densest: int = 0  # most objects of an image, of a detector's data
+    densest: int = 0  # most objects in an image, for a detector
     written: Mapping[Path, Mapping] = field(default_factory=dict)  # annotation files to write
 
 
 def read(args: argparse.Namespace) -> Data:
-    """Read the data that the options of `vitdense new` name."""
     return (_label_maps if args.task == "segmentation" else _annotated)(args)
 
 
 def _annotated(args: argparse.Namespace) -> Data:
-    """Annotations of instances, or of panoptic segments, whose PNGs the check looks at."""
+    """Read annotations of instances or panoptic segments. The check looks at their PNGs."""
     is_panoptic, written = args.task == "panoptic", {}
     for split, images in (("train", "images"), ("val", "val_images")) if vars(args).get("yolo") else ():
         content, folder, faults = read_yolo(args.yolo, split)
@@ -141,7 +140,7 @@ def _short_side(sizes: Sequence[tuple[int, int]]) -> int:
 
 
 def _suffix(folder: Path, option: str, given: str | None) -> str:
-    """End of the file names in a folder: as given, or their one extension."""
+    """The ending of file names in a folder: as given, or their single extension."""
     kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
     if given is None and len(kinds) != 1:
         raise ConfigError(
@@ -152,7 +151,6 @@ def _suffix(folder: Path, option: str, given: str | None) -> str:
 
 
 def _common_folder(*paths: Path) -> str:
-    """The lowest folder with all paths: relative, as configs name it, if it is below the working folder."""
     common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))
     return f"{common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common}/"
 
@@ -162,7 +160,6 @@ def _below(path: Path, root: str) -> str:
 
 
 def config_text(args: argparse.Namespace, data: Data) -> str:
-    """The text of a config."""
     if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
         raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
     base = find_config(args.base or _recipe(args))
@@ -173,7 +170,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     limits = raised_limits(cfg, data.densest)
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-    model = model_changes(cfg, args.backbone) if args.backbone else {}  # otherwise the recipe's
+    model = model_changes(cfg, args.backbone) if args.backbone else {}
     if is_rfdetr:  # loaded as a whole
         model = {"backbone": {"init_cfg": None}}
     if args.finetune:
@@ -212,7 +209,6 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
 
 
 def _length(cfg: Config, args: argparse.Namespace, base: Path) -> dict[str, int]:
-    """The setting for the length of the training."""
     by_epoch = "max_epochs" in cfg.train_cfg
     unit, other = ("epochs", "iters") if by_epoch else ("iters", "epochs")
     if getattr(args, other) is not None:
@@ -222,30 +218,30 @@ def _length(cfg: Config, args: argparse.Namespace, base: Path) -> dict[str, int]
 
 
 def _size(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping) -> int:
-    """The size of images: that of a recipe, or less where the data's are smaller, in whole patches or windows."""
+    """The image size of the recipe, or less for smaller images, in whole patches or windows."""
     old = image_size(cfg)
     # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
     side = min(data.short_side * 5 // 3 if args.task == "detection" else data.short_side, old)
     patch = getattr(row_of_weights({**cfg.model.backbone, **model.get("backbone", {})}), "patch_size", None)
-    if patch and 32 % patch:  # patches of 14 pixels
+    if patch and 32 % patch:  # such as patches of 14 pixels
         return -(-side // patch) * patch
     is_rfdetr = vars(args).get("method") == "rfdetr"
     step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32
     size = old if side == old else max(side // step, 2) * step
-    if is_rfdetr and limits:  # a position of the map for every query
+    if is_rfdetr and limits:  # the map needs a position for every query
         rows = math.isqrt(limits["model.bbox_head.num_queries"] - 1) + 1
         size = max(size, -(-rows * cfg.model.bbox_head.get("stride", 16) // step) * step)
     return size
 
 
 def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
-    """What a base states of its own data, as those of mmdet and mmseg do: values of the new data, by dotted keys."""
+    """Values for the new data where a base, as in mmdet and mmseg, states facts of its own data; by dotted keys."""
     evaluator, changed = cfg.get("val_evaluator"), {}
     if isinstance(evaluator, Mapping) and "ann_file" in evaluator and "ann_file" in data.val:
         changed["val_evaluator.ann_file"] = Name(f"data_root + {code(data.val['ann_file'])}")
     number = len(data.shared.get("metainfo", {}).get("classes", ()))
     for path, head in class_heads(cfg.model) if number else ():
-        weights = "class_weight" in head.get("loss_cls", {})  # of Mask2Former
+        weights = "class_weight" in head.get("loss_cls", {})  # as in Mask2Former
         if head.get("num_classes") in (None, number) or (follows(head, cfg) and not weights):
             continue
         parent, _, last = path.rpartition(".")
@@ -254,12 +250,12 @@ def _of_other_data(cfg: Config, data: Data) -> dict[str, Any]:
             continue
         changed[f"{path}.num_classes"] = number
         if weights:
-            changed[f"{path}.loss_cls.class_weight"] = Name(f"[1.0] * {number} + [0.1]")  # and no object
+            changed[f"{path}.loss_cls.class_weight"] = Name(f"[1.0] * {number} + [0.1]")  # the last: no object
     return changed
 
 
 def _replacing(cfg: Config, split: str, own: str | None) -> dict[str, Any]:
-    """What a data set of the type `own` needs that takes the place of the base's, of a type with other arguments."""
+    """Options of a data set of the type `own` that replaces the base's, which may have other arguments."""
     dataset = cfg[f"{split}_dataloader"].dataset
     if dataset.type == own if own else "draw" not in dataset:
         return {}
@@ -276,7 +272,7 @@ def _recipe(args: argparse.Namespace) -> str:
 
 
 def _check_base(cfg: Config, args: argparse.Namespace, labels: Labels | None) -> None:
-    """A base config must be of the task, with one data set of a type in each loader, for labels of the same kind."""
+    """Check that a base config is for the task and the kind of labels, with one data set in each loader."""
     scope = "mmseg" if args.task == "segmentation" else "mmdet"
     if cfg.get("default_scope") != scope:
         raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")
@@ -294,13 +290,12 @@ def _check_base(cfg: Config, args: argparse.Namespace, labels: Labels | None) ->
 
 
 def _base_path(base: Path) -> str:
-    """A recipe by the package, so that the file is good on another machine; another config by its absolute path."""
+    """A recipe's path by its package, so that it is valid on another machine; another config's absolute path."""
     base = base.resolve()
     is_recipe = base.is_relative_to(CONFIGS)
     return f"vitdense::configs/{base.relative_to(CONFIGS).as_posix()}" if is_recipe else base.as_posix()
 
 
 def commands(config: Path) -> list[str]:
-    """The commands for training, evaluation and prediction."""
     training = f"vitdense train {shlex.quote(str(config))} --auto-scale-lr"
     return [training, *result_commands(str(config), f"work_dirs/{config.stem}")]

@@ -1,7 +1,7 @@
-"""The one list of what changes a config between its file and the Runner, in order.
+"""The list of passes that change a config between its file and the Runner, in order.
 
-Settings come first, then what the user's own ``--cfg-options`` say, verbatim: they may change what followed from a
-setting. Later passes complete what they leave open; one that would change what they say is refused.
+Settings come first, then the user's ``--cfg-options`` as given, which may change what followed from a setting. Later
+passes complete the config; a pass that would change a given option is refused.
 """
 
 import copy
@@ -22,7 +22,7 @@ def _by_extensions(command: str) -> Pass:
     return Pass("extensions", change)
 
 
-# By every command.
+# For every command.
 LOADING = (
     Pass("scope of a base vitdense::...", options.drop_scope),
     Pass("settings", options.merge_settings),
@@ -37,7 +37,7 @@ LOADING = (
     Pass("classes of the training data", lambda cfg, asked: follow_classes(cfg)),
     Pass("--launcher or --work-dir", run.name_run),
 )
-# By a training, after `LOADING`: the config that is saved.
+# For a training, after `LOADING`: makes the config that is saved.
 TRAINING = (
     Pass("work folder of a training", start.check_folder),
     Pass("--amp", run.train_in),
@@ -48,14 +48,14 @@ TRAINING = (
     Pass("--fresh", start.keep_fresh),
     _by_extensions("train"),
 )
-# By the start of a training, after `TRAINING`.
+# For the start of a training, after `TRAINING`.
 STARTING = (
     Pass("--resume", start.resume),
     Pass("classes of the checkpoint", start.follow_outputs),
     Pass("checks", lambda cfg, asked: asked.check(cfg, ("train",) if cfg.get("val_cfg") is None else ("train", "val"))),
     Pass("several processes", start.agree_on),
 )
-# By a test, after `LOADING`.
+# For a test, after `LOADING`.
 TESTING = (
     Pass("CHECKPOINT", start.load_tested),
     Pass("folder of a test", run.name_test),
@@ -64,7 +64,7 @@ TESTING = (
     _by_extensions("test"),
     Pass("checks of a test", lambda cfg, asked: asked.check(cfg, ("test",))),
 )
-# By training and test, of a copy: what is built, which is in no saved config.
+# For training and test, on a copy: changes that are built but not saved.
 BUILDING = (
     Pass("weights that a checkpoint replaces", start.drop_weights_of_start),
     Pass("readers of test images", lambda cfg, asked: run.own_readers(cfg, ("test_dataloader", "tta_pipeline"))),
@@ -76,7 +76,7 @@ BUILDING = (
     Pass("hooks of every run", run.add_guard),
     Pass("visualizer of this run", run.name_visualizer),
 )
-# By a prediction, of a copy.
+# For a prediction, on a copy.
 PREDICTING = (
     Pass("weights that the checkpoint replaces", start.drop_weights_of_start),
     Pass("masks as run-length codes", lambda cfg, asked: model.use_rle(cfg.model)),
@@ -84,15 +84,15 @@ PREDICTING = (
 
 
 def completed(cfg: Config, asked: Asked, changes: list[Change] | None = None) -> Config:
-    """A config as every command takes it: what `LOADING` makes of the content of its file."""
+    """Complete a config from its file for any command, by `LOADING`."""
     asked = Asked(**{**vars(asked), "options": options.resolve_options(cfg, asked.options)})
     run_passes(LOADING, cfg, asked, changes)
     return cfg
 
 
 def built(cfg: Config, asked: Asked, passes: tuple[Pass, ...] = BUILDING, changes: list | None = None) -> Config:
-    """A copy of a config for what builds it, by `BUILDING` or `PREDICTING`; the config stays as it is saved."""
+    """A copy of a config to build from, by `BUILDING` or `PREDICTING`; the config itself stays as it is saved."""
     cfg = copy.deepcopy(cfg)
-    getattr(cfg, "given", {}).clear()  # options may say what is not built, such as weights that a checkpoint replaces
+    getattr(cfg, "given", {}).clear()  # passes may now change given options, such as weights that a checkpoint replaces
     run_passes(passes, cfg, asked, changes)
     return cfg

@@ -19,7 +19,7 @@ class Name(str):
 
 
 def check_new_file(path: Path, force: bool, suffix: str = ".py") -> None:
-    """Raise unless a config, or a file of another suffix beside it, may be written to `path`."""
+    """Raise if `path` does not end in `suffix`, or exists without `force`."""
     if path.suffix != suffix:
         raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
     if path.exists() and not force:
@@ -33,27 +33,28 @@ def docstring(first: str, rest: Sequence[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text between quotation marks. Escapes of JSON are Python's; mmengine replaces {{ ... }} in the text of a file."""
+    """Text for a string in a config: JSON's escapes are Python's, and mmengine must not find {{ ... }} to replace."""
     text = json.dumps(text, ensure_ascii=False)[1:-1].replace("{{", r"{\x7b")
-    return text.encode(errors="backslashreplace").decode()  # names of files whose bytes are not UTF-8
+    return text.encode(errors="backslashreplace").decode()  # for file names that are not UTF-8
 
 
 class ReadableConfig(Config):
-    """A config whose text is `code`. mmengine's, by a formatter, takes most of a second, for every checkpoint anew."""
+    """A config whose text is `code`. mmengine's formatter takes most of a second, again for every checkpoint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        object.__setattr__(self, "given", {})  # what the user's own --cfg-options say, by dotted keys
+        object.__setattr__(self, "given", {})  # the user's --cfg-options by dotted keys
 
     @property
     def pretty_text(self) -> str:
-        """All entries, a line or more each."""
         return "".join(f"{key} = {code(value, prefix=len(key) + 3)}\n" for key, value in self.to_dict().items())
 
 
 def code(value: Any, indent: int = 0, prefix: int = 0) -> str:
-    """A value as Python code, a line per part where it is too long for one, of which `prefix` characters are taken. The
-    key ``""`` of a dict is an argument without a name."""
+    """A value as Python code, split into a line per part where it exceeds a line after `prefix` characters.
+
+    The key ``""`` of a dict is an argument without a name.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     if isinstance(value, Mapping):

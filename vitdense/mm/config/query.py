@@ -9,17 +9,16 @@ from mmengine.registry import Registry
 from vitdense.seams import loaders
 
 SPLITS = ("train", "val", "test")
-# Heads with the classes of the data set. Others, such as the semantic branch of a detector, have their own.
+# Heads with the classes of the data set. Others, such as a detector's semantic branch, have their own classes.
 CLASS_HEADS = ("bbox_head", "mask_head", "point_head", "mask_iou_head", "decode_head", "auxiliary_head")
 
 
 def as_list(value: Any) -> list:
-    """What a config may give alone or as a list: nothing, one or several."""
+    """A value that a config gives alone, as a list or not at all, as a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value] if value else []
 
 
 def nodes(node: Any) -> Iterator[dict]:
-    """Every dict in a part of a config."""
     if isinstance(node, dict):
         yield node
     if isinstance(node, (dict, list, tuple)):
@@ -28,7 +27,7 @@ def nodes(node: Any) -> Iterator[dict]:
 
 
 def mapped(node: Any, change: Callable[[Any], Any]) -> Any:
-    """A part of a config, with what `change` makes of every value in its dicts and lists."""
+    """A part of a config with `change` applied to every value in its dicts and lists."""
     if isinstance(node, dict):
         return type(node)({key: mapped(value, change) for key, value in node.items()})
     if isinstance(node, (list, tuple)):
@@ -45,20 +44,21 @@ def hooks(cfg: Config) -> Iterator[tuple[str, dict]]:
 
 
 def drop_weights(model: Any) -> None:
-    """Take every `init_cfg` that names weights out of a model's config: a checkpoint of the whole model replaces them.
-    A teacher, which is in no checkpoint, keeps its own."""
+    """Remove every `init_cfg` with weights from a model's config: a checkpoint of the whole model replaces them.
+
+    A teacher is in no checkpoint and keeps its weights.
+    """
     if isinstance(model, dict):
         parts = as_list(model.get("init_cfg"))
         if any(not isinstance(part, dict) or part.get("type") == "Pretrained" for part in parts):
             model["init_cfg"] = None
-        model = [part for key, part in model.items() if not key.startswith("teacher")]  # teacher_config of mmdet
+        model = [part for key, part in model.items() if not key.startswith("teacher")]  # such as mmdet's teacher_config
     if isinstance(model, (list, tuple)):
         for part in model:
             drop_weights(part)
 
 
 def type_name(step: object) -> str:
-    """The name of the class of a step of a pipeline, without its scope."""
     kind = step.get("type") if isinstance(step, dict) else None
     return str(getattr(kind, "__name__", kind)).rpartition(".")[2]
 
@@ -88,7 +88,7 @@ def find_class(registry: Registry, kind: str | type, cfg: Config) -> type | None
 
 
 def class_heads(node: object, path: str = "model", is_head: bool = False) -> Iterator[tuple[str, dict]]:
-    """The heads in a config's model that have the classes of the data set: dotted path and config."""
+    """The heads of a config's model with the classes of the data set: dotted path and config."""
     if isinstance(node, dict):
         if is_head:
             yield path, node
@@ -100,6 +100,6 @@ def class_heads(node: object, path: str = "model", is_head: bool = False) -> Ite
 
 
 def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
-    """The steps of a test pipeline for a whole image, which load and pack it, and those for the pixels of a tile."""
+    """Split a test pipeline into the steps that load and pack the whole image, and the steps for each tile."""
     whole = [pipeline[0], *filter(loads_labels, pipeline), pipeline[-1]]
     return whole, [step for step in pipeline[1:] if not loads_labels(step)]

@@ -21,7 +21,7 @@ FINETUNE = {  # options of the backbone
     "attention": {"frozen_stages": -1, "finetune": "attention"},
     "lora": {"frozen_stages": -1, "finetune": "lora"},
 }
-EPOCHS, ITERS = 12, 20000  # of the two kinds of recipes
+EPOCHS, ITERS = 12, 20000  # length of recipes for detection and for segmentation
 SMALL = {  # task -> recipe of a small model
     "detection": "cascade_swin_nano_coco",
     "segmentation": "upernet_swin_nano_camvid",

@@ -1,4 +1,4 @@
-"""How a run is called and saved, in which precision it computes, its processes, data loaders and hooks."""
+"""Passes for the name, precision, processes, data loaders, hooks and checkpoints of a run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,15 +20,15 @@ from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
 _runs = count(1)
 AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrapper")
-OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # of mmengine
-GUARD = "vitdense.GuardModelHook"  # of what mm leaves open in results
+OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # mmengine's
+GUARD = "vitdense.GuardModelHook"
 OWN_READERS = {"mmcv.LoadImageFromFile": "vitdense.LoadImage", "mmseg.LoadAnnotations": "vitdense.LoadAnnotations"}
-# Of a data loader, what only worker processes need; torch refuses most of it without any.
+# Options of data loaders for worker processes; torch refuses most of them without workers.
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
 
 
 def drop_worker_keys(cfg: Config, asked: Asked) -> None:
-    """Without workers, what needs them goes."""
+    """Drop `OF_WORKERS` from data loaders without workers."""
     for loader in filter(None, (cfg.get(f"{split}_dataloader") for split in SPLITS)):
         for key in OF_WORKERS:
             if loader.get(key) and not loader.get("num_workers"):
@@ -36,8 +36,10 @@ def drop_worker_keys(cfg: Config, asked: Asked) -> None:
 
 
 def own_readers(cfg: Config, keys: Sequence[str]) -> None:
-    """Images and label maps are read by `OWN_READERS`, whose errors name the file. Test data keep mm's in the config
-    that is saved: mm's inferencers look for them."""
+    """Read images and label maps by `OWN_READERS`, whose errors name the file.
+
+    Test data keep mm's readers in the saved config, because mm's inferencers look for them.
+    """
     names = {name.partition(".")[2] for name in OWN_READERS}
     for step in (step for key in keys for step in nodes(cfg.get(key)) if type_name(step) in names):
         package = getattr(find_class(TRANSFORMS, step["type"], cfg), "__module__", "").partition(".")[0]
@@ -47,34 +49,34 @@ def own_readers(cfg: Config, keys: Sequence[str]) -> None:
 
 
 def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a data loader that loads in this process: without workers, and what needs them."""
+    """The config of a data loader without workers."""
     return {**{key: value for key, value in loader.items() if key not in OF_WORKERS}, "num_workers": 0}
 
 
 def leave_out_hooks(cfg: Config, asked: Asked) -> None:
-    """None leaves a hook out. mmengine knows it of its own default hooks alone."""
+    """Leave out hooks that are None; mmengine does so only for its own default hooks."""
     for name, hook in list((cfg.get("default_hooks") or {}).items()):
         if hook is None and name not in OWN_DEFAULTS:
             del cfg.default_hooks[name]
 
 
 def name_run(cfg: Config, asked: Asked) -> None:
-    """The launcher, and the work folder: the given one, the one whose config it is, or one by the config's name."""
+    """Set the launcher and the work folder: as given, the folder that the config lies in, or by the config's name."""
     cfg.launcher = asked.launcher
     file = Path(cfg.filename)
-    if WorkFolder(file.parent).is_of(file) and "work_dir" not in cfg.given:  # it may be a copy, with another's name
+    if WorkFolder(file.parent).is_of(file) and "work_dir" not in cfg.given:  # the folder may be a copy
         cfg.work_dir = str(file.parent)
     cfg.work_dir = asked.work_dir or cfg.get("work_dir") or str(Path("work_dirs") / file.stem)
 
 
 def name_test(cfg: Config, asked: Asked) -> None:
-    """A folder in that of the training, which has its config and its log."""
+    """Give a test its own folder in the work folder, whose config and log are the training's."""
     getattr(cfg, "given", {}).pop("work_dir", None)
     cfg.work_dir = str(Path(cfg.work_dir, "test"))
 
 
 def train_in(cfg: Config, asked: Asked) -> None:
-    """Automatic mixed precision in a data type, with mmengine's scaling of the loss in float16."""
+    """Train with automatic mixed precision; in float16 with mmengine's loss scaling."""
     wrapper, amp = cfg.optim_wrapper, asked.amp
     if not amp:
         return
@@ -85,19 +87,19 @@ def train_in(cfg: Config, asked: Asked) -> None:
         wrapper.update(type="AmpOptimWrapper", dtype=amp)
         wrapper.setdefault("loss_scale", "dynamic")
         return
-    for option in ("dtype", "loss_scale"):  # of a config with mmengine's
+    for option in ("dtype", "loss_scale"):  # from a config with mmengine's AMP
         wrapper.pop(option, None)
     wrapper.type = "vitdense.Bfloat16OptimWrapper"
 
 
 def test_in(cfg: Config, asked: Asked) -> None:
-    """mmengine's loop would switch autocast off; so it takes the data type of the context around it."""
+    """Let the test loop keep the precision of the context around it; mmengine's would switch autocast off."""
     if asked.inference.amp != "float32":
         cfg.test_cfg.fp16 = True
 
 
 def scale_rate(cfg: Config, asked: Asked) -> None:
-    """Let mmengine scale the learning rate by the images of a step."""
+    """Let mmengine scale the learning rate by the images per step."""
     if asked.auto_scale_lr:
         if not (cfg.get("auto_scale_lr") or {}).get("base_batch_size"):
             raise ConfigError(
@@ -108,7 +110,7 @@ def scale_rate(cfg: Config, asked: Asked) -> None:
 
 
 def log_short_runs(cfg: Config, asked: Asked) -> None:
-    """Every iteration of a run that is shorter than the interval of the log, and the last one of every epoch."""
+    """Log every iteration of a run that is shorter than the log interval, and the last one of every epoch."""
     if logger := (cfg.get("default_hooks") or {}).get("logger"):
         logger.setdefault("ignore_last", False)
         is_short = cfg.train_cfg.get("max_iters", math.inf) < logger.get("interval", 10)
@@ -117,17 +119,17 @@ def log_short_runs(cfg: Config, asked: Asked) -> None:
 
 
 def save_whole_steps(cfg: Config, asked: Asked) -> None:
-    """A checkpoint waits for the step whose gradients accumulate."""
+    """Save checkpoints only after whole steps of accumulated gradients."""
     saves, counts = (cfg.get("default_hooks") or {}).get("checkpoint"), cfg.optim_wrapper.get("accumulative_counts", 1)
     if not isinstance(counts, int) or counts < 1:
-        return  # the checks say it
+        return  # the checks report it
     if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
         saves.interval += counts - rest
         print_log(f"checkpoints every {saves.interval} iterations, for {counts} make a step", logger="current")
 
 
 def check_saves(cfg: Config, asked: Asked) -> None:
-    """See that a training saves its checkpoints where, and by the names by which, they are found."""
+    """Raise unless a training saves checkpoints in the places and by the names where they are looked for."""
     saves = (cfg.get("default_hooks") or {}).get("checkpoint") or {}
     if saves.get("out_dir"):
         got = f"got {saves['out_dir']}, expected none: checkpoints are in the work folder"
@@ -140,7 +142,7 @@ def check_saves(cfg: Config, asked: Asked) -> None:
 
 
 def wrap_on_cpus(cfg: Config, asked: Asked) -> None:
-    """Processes without a GPU: mmengine's own wrapper asks for one."""
+    """Wrap the model for processes without a GPU: mmengine's wrapper needs one."""
     if cfg.get("launcher", "none") != "none" and get_device() == "cpu":
         options = {"broadcast_buffers": False, "find_unused_parameters": cfg.get("find_unused_parameters", False)}
         given = cfg.get("model_wrapper_cfg") or {}
@@ -148,13 +150,12 @@ def wrap_on_cpus(cfg: Config, asked: Asked) -> None:
 
 
 def add_guard(cfg: Config, asked: Asked) -> None:
-    """The hook `GUARD`, where the config does not have it."""
     if GUARD not in {hook["type"] for _, hook in hooks(cfg)}:
         cfg.custom_hooks = [*as_list(cfg.get("custom_hooks")), ConfigDict(type=GUARD)]
 
 
 def name_visualizer(cfg: Config, asked: Asked) -> None:
-    """By the name in a config, mmengine finds the visualizer of an earlier run in the process, which writes into its
-    folder."""
+    """Give the visualizer a unique name: by the name in the config, mmengine would reuse one of an earlier run in the
+    process, which writes into that run's folder."""
     if cfg.get("visualizer"):
         cfg.visualizer.name = f"run {next(_runs)} of this process"

@@ -1,8 +1,8 @@
-"""``settings``: a config's length, image size and loggers, each stated once and applied wherever a config repeats it.
+"""``settings``: length, image size and loggers of a config, stated once and applied wherever the config repeats them.
 
 ``settings = dict(max_epochs=12, image_size=640)`` changes the loop with its learning-rate schedule, and every size in
-the pipelines; ``dict(log_to=["tensorboard", "wandb"])`` adds these to the visualizer. ``dict(normalisation="own")``
-says that images are normalised otherwise than the pretrained weights expect on purpose, which is refused without it.
+the pipelines. ``dict(log_to=["tensorboard", "wandb"])`` adds these loggers to the visualizer.
+``dict(normalisation="own")`` permits another normalisation than the pretrained weights expect, which is refused else.
 """
 
 from typing import Any
@@ -16,21 +16,21 @@ from vitdense.mm.errors import ConfigError
 LENGTHS = ("max_epochs", "max_iters")
 LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation")
-# What is a time in a loop, a scheduler, a hook of ours or mm's or a model, and the least that means something; ``end``
-# needs its ``begin``, and is scaled apart.
+# Keys that are times in loops, schedulers, hooks and models, and the least useful value. ``end`` depends on ``begin``
+# and is scaled separately.
 TIMES = {
     **{"begin": 0, "T_max": 0, "milestones": 0, "warmups": 1, "step_size": 1, "periods": 1, "total_steps": 1},
     **{"val_begin": 1, "dynamic_intervals": 0},
     **{"switch_epoch": 0, "num_last_epochs": 0, "begin_epoch": 0, "begin_iter": 0, "save_begin": 0},
     **{"starts": 0, "ends": 1, "initial_epoch": 0},
 }
-# Of transforms, the data preprocessor and test_cfg.
+# Keys of sizes in transforms, the data preprocessor and test_cfg.
 SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
-FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # of YOLOX and RTMDet, which repeat them in code
+FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # in YOLOX and RTMDet, whose code repeats sizes
 
 
 def check_settings(cfg: Config) -> None:
-    """Raise a ConfigError unless ``cfg.settings`` are known, and of the right kind."""
+    """Raise a ConfigError unless the keys of ``cfg.settings`` are known and their values valid."""
     for name, value in cfg.get("settings", {}).items():
         if name not in SETTINGS:
             raise ConfigError(f"settings: got {name}, expected one of {', '.join(SETTINGS)}")
@@ -45,7 +45,7 @@ def check_settings(cfg: Config) -> None:
 
 
 def check_kept(cfg: Config) -> None:
-    """Raise a ConfigError unless every setting still holds, after the user's own options."""
+    """Raise a ConfigError unless every setting still holds after the user's options."""
     settings = cfg.get("settings", {})
     for name in LENGTHS:
         if name in settings and cfg.get("train_cfg") and cfg.train_cfg.get(name) != settings[name]:
@@ -59,14 +59,16 @@ def check_kept(cfg: Config) -> None:
 
 
 def set_loggers(cfg: Config) -> None:
-    """Log to those of `LOGGERS` that ``settings.log_to`` names, and to no other of them. What the config says of one
-    stays, and so do its other backends."""
+    """Log to exactly the `LOGGERS` that ``settings.log_to`` names.
+
+    Options that the config has for one stay, and so do its other backends.
+    """
     if "log_to" not in cfg.get("settings", {}):
         return
     if not cfg.get("visualizer"):
         cfg.visualizer = dict(type="Visualizer", vis_backends=[dict(type="LocalVisBackend")])
     if logger := (cfg.get("default_hooks") or {}).get("logger"):
-        logger.log_metric_by_epoch = False  # or metrics and losses would not be over the same steps
+        logger.log_metric_by_epoch = False  # metrics and losses over the same steps
     kept = {type_name(backend): backend for backend in as_list(cfg.visualizer.get("vis_backends"))}
     others = [backend for kind, backend in kept.items() if kind not in LOGGERS.values()]
     wanted = [LOGGERS[name] for name in as_list(cfg.settings.log_to)]
@@ -74,9 +76,9 @@ def set_loggers(cfg: Config) -> None:
 
 
 def set_length(cfg: Config) -> None:
-    """Set the length of a run, in place. `TIMES` that have its unit keep their share of the run.
+    """Set the length of a run, in place. `TIMES` in the same unit keep their share of the run.
 
-    A schedule that already ends with the run is left as it is, and so are the other times then.
+    If the schedule already ends with the run, all times stay as they are.
 
     Raises:
         ConfigError: The config counts in the other unit, or its schedule ends elsewhere.
@@ -104,7 +106,7 @@ def set_length(cfg: Config) -> None:
         raise ConfigError(f"settings.{name}: {got}; expected both to be equal, or the schedule to end at {length}")
     for step in schedulers:
         _scale_times(step, length, old)
-        if "end" in step:  # a warm-up of one step would never leave its first factor
+        if "end" in step:  # at least two steps: a warm-up of one would keep its first factor
             whole = max(-(-step["end"] * length // old), int(step.get("begin", 0)) + 2)
             step["end"] = min(whole, length)
     _scale_times(loop, length, old)
@@ -114,7 +116,7 @@ def set_length(cfg: Config) -> None:
 
 
 def _scale_times(node: dict, new: int, old: int) -> None:
-    """Scale `TIMES` of a part of a config, in place. An int stays one, and before the end."""
+    """Scale `TIMES` in a part of a config, in place. An int stays an int, and before the end."""
 
     def scaled(time: float) -> float:
         return time * new // old if isinstance(time, int) else time * new / old
@@ -126,7 +128,7 @@ def _scale_times(node: dict, new: int, old: int) -> None:
             node[key] = [(scaled(time), interval) for time, interval in node[key]]
             continue
         node[key] = mapped(node[key], lambda time, least=least: max(scaled(time), least))
-        if key == "milestones":  # mmengine would apply one at 0 before the first step, and two at one time at once
+        if key == "milestones":  # mmengine applies a milestone at 0 before the first step, and equal ones together
             node[key] = sorted({time for time in node[key] if time > 0})
         elif key == "ends":
             node[key] = [max(end, start + 1) for start, end in zip(node["starts"], node[key])]
@@ -139,13 +141,13 @@ def set_image_size(cfg: Config) -> None:
         return
 
     def resized(side: Any) -> Any:
-        return round(side * size / old) if isinstance(side, int) else side  # shares of the image stay
+        return round(side * size / old) if isinstance(side, int) else side  # floats are shares of the image
 
     pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in SPLITS])]
     fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
     if fixed:
         raise ConfigError(f"settings.image_size: cannot change {', '.join(fixed)} of this config; set the sizes there")
-    # A segmentor whose validation images keep their size is trained on crops of images that keep theirs.
+    # If a segmentor's validation images keep their size, its training images do too, and only the crops scale.
     resizes = any("scale" in step for step in nodes(cfg.get("val_dataloader")))
     keys = SIZES if resizes else ("crop_size", "size", "stride")
     pipelines += nodes(cfg.get("tta_pipeline"))
@@ -155,15 +157,15 @@ def set_image_size(cfg: Config) -> None:
         for key in keys:
             if key in node:
                 node[key] = mapped(node[key], resized)
-    # ViTDet pads to squares of the training size, and has positions for them.
+    # ViTDet pads to squares of the training size and has position embeddings for them.
     for node, key in ((preprocessor, "pad_size_divisor"), (backbone, "img_size")):
         if node.get(key) in trained:
             node[key] = mapped(node[key], resized)
 
 
 def image_size(cfg: Config) -> int:
-    """What ``settings.image_size`` sets: the short side of a detector's images at validation, or test where there is no
-    validation; of a segmentor's crops in training."""
+    """The size that ``settings.image_size`` sets: the short side of a detector's images in validation (without one, in
+    the test), or of a segmentor's crops in training."""
     splits, key = (("train",), "crop_size") if cfg.get("default_scope") == "mmseg" else (("val", "test"), "scale")
     loaders = [f"{split}_dataloader" for split in splits]
     loader = next(filter(cfg.get, loaders), loaders[0])

@@ -1,4 +1,4 @@
-"""What a run starts from: its work folder, a checkpoint, its classes, the weights that it replaces."""
+"""Passes for what a run starts from: work folder, checkpoint, order of classes, weights not to load."""
 
 import json
 from hashlib import sha256
@@ -21,7 +21,7 @@ from vitdense.mm.work_folder import WorkFolder
 
 
 def check_folder(cfg: Config, asked: Asked) -> None:
-    """Refuse a work folder with checkpoints of another training, or with a file of the user, that would be replaced."""
+    """Refuse a work folder where checkpoints of another training, or a file of the user, would be replaced."""
     if asked.overwrite is None:
         return
     folder = WorkFolder(cfg.work_dir)
@@ -36,7 +36,7 @@ def check_folder(cfg: Config, asked: Asked) -> None:
 
 
 def agree_on(cfg: Config, asked: Asked) -> None:
-    """See that all processes have one config, one checkpoint and the same versions; see `agree`."""
+    """Raise unless all processes have the same config, checkpoint and versions; see `agree`."""
     config = {key: value for key, value in cfg.to_dict().items() if key not in ("work_dir", "load_from")}
     facts = {
         "checkpoint": "none",
@@ -44,26 +44,25 @@ def agree_on(cfg: Config, asked: Asked) -> None:
         "config": sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:12],
     }
     if (saved := cfg.get("load_from")) and is_checkpoint(Path(saved)):
-        file = Path(saved) if Path(saved).is_file() else Path(saved, REST)  # which has the digests of all parts
+        file = Path(saved) if Path(saved).is_file() else Path(saved, REST)  # has the digests of all parts
         facts["checkpoint"] = f"{Path(saved).name} (SHA-256 {sha256_of(file)[:12]})"
     agree(facts)
 
 
 def keep_fresh(cfg: Config, asked: Asked) -> None:
-    """Parameters of `load_from` that keep their initial values; see `ExactLoadHook`."""
+    """Name parameters that keep their initial values when `load_from` is loaded; see `ExactLoadHook`."""
     if asked.fresh and asked.resume is None:
         kept = cfg.setdefault("default_hooks", ConfigDict())
         kept.exact_load = {"type": "vitdense.ExactLoadHook", **kept.get("exact_load", {}), "fresh": list(asked.fresh)}
 
 
 def resume(cfg: Config, asked: Asked) -> None:
-    """Go on with the training of a checkpoint."""
     if asked.resume is not None:
         _load_whole(cfg, asked.resume, True)
 
 
 def load_tested(cfg: Config, asked: Asked) -> None:
-    """Load a checkpoint to test; an exported file is the model itself, see `vitdense.mm.config.model.test_exported`."""
+    """Load the checkpoint to test. For an exported file see `vitdense.mm.config.model.test_exported`."""
     if asked.exported and (asked.tta or asked.inference.tiles or asked.inference.amp != "float32"):
         raise ConfigError(f"{asked.exported}: got --tta, --tiles or --amp too, expected none with an exported file")
     _load_whole(cfg, None if asked.exported else asked.checkpoint, False)
@@ -72,14 +71,14 @@ def load_tested(cfg: Config, asked: Asked) -> None:
 def _load_whole(cfg: Config, checkpoint: str | None, goes_on: bool) -> None:
     cfg.load_from, cfg.resume = checkpoint, goes_on
     for _, hook in hooks(cfg):
-        hook.pop("fresh", None)  # for the start of a training
+        hook.pop("fresh", None)  # only for the start of a training
 
 
 def follow_outputs(cfg: Config, asked: Asked) -> None:
-    """The order of the classes is that of the checkpoint to load, where it is a file of this machine, or exported."""
+    """Order the classes as in the checkpoint to load, if it is on this machine or an exported file."""
     saved, options = cfg.get("load_from"), [hook for _, hook in hooks(cfg)]
     if asked.exported:
-        from vitdense.mm.heads.exported import open_program  # which registers a model
+        from vitdense.mm.heads.exported import open_program  # also registers a model
 
         names = open_program(asked.exported).names
         follow_checkpoint(cfg, asked.exported, names)
@@ -98,6 +97,5 @@ def follow_outputs(cfg: Config, asked: Asked) -> None:
 
 
 def drop_weights_of_start(cfg: Config, asked: Asked) -> None:
-    """Do not load what the checkpoint of the whole model replaces."""
     if asked.checkpoint or cfg.get("load_from"):
         drop_weights(cfg.model)

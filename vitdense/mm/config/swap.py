@@ -14,7 +14,7 @@ from vitdense.mm.config.print import code
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.errors import ConfigError
 
-SIDE = 256  # of the image of the forward pass, in pixels: DINO needs as many pixels in its maps as it has queries
+SIDE = 256  # of the test image, in pixels: DINO needs as many map positions as it has queries
 
 
 def changed_lines(cfg: Config, backbone: str | None) -> str:
@@ -32,7 +32,7 @@ def try_model(path: Path, name: str) -> str:
     meta = {"img_shape": (SIDE, SIDE), "ori_shape": (SIDE, SIDE), "scale_factor": (1.0, 1.0)}
     try:
         cfg = load_config(path)
-        drop_weights(cfg.model)  # random weights do
+        drop_weights(cfg.model)  # random weights suffice
         model = build_model(cfg).eval()
         channels = len((cfg.model.get("data_preprocessor") or {}).get("mean") or range(3))
         image = torch.zeros(channels, SIDE, SIDE, dtype=torch.uint8)
