@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import REPO
 
+from vitdense.console import showing
+
 WORK = """
 import sys
 from pathlib import Path
@@ -35,6 +37,12 @@ def test_a_reader_that_is_gone(tmp_path):
     os.close(reader)
     assert run(tmp_path, writer).stderr == "to the other\n"
     os.close(writer)
+
+
+def test_a_process_without_a_console(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with showing():
+        print("nowhere")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="of Linux")
