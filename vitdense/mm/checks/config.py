@@ -7,12 +7,12 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.registry import HOOKS, METRICS, OPTIMIZERS
+from mmengine.registry import HOOKS, METRICS, OPTIMIZERS, TRANSFORMS
 
 from vitdense.mm.config.base import find, flat
 from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.options import DATALOADER
-from vitdense.mm.config.query import as_list, find_class, hooks, nodes
+from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, nodes
 from vitdense.mm.data.faults import Fault
 
 LOOPS = {
@@ -36,12 +36,16 @@ def loaders(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """Hooks, metrics and the optimizer are registered. All else is built by `model.build` or the dry step."""
+    """Hooks, metrics, the optimizer and steps of pipelines are registered. All else is built by later checks."""
     named = [(HOOKS, where, hook) for where, hook in hooks(cfg)]
     optimizer = (cfg.get("optim_wrapper") or {}).get("optimizer")
     named += [(OPTIMIZERS, "optim_wrapper.optimizer", one) for one in as_list(optimizer) if "train" in splits]
     for where in (f"{split}_evaluator" for split in splits):
         named += [(METRICS, where, metric) for metric in as_list(cfg.get(where))]
+    for where in (f"{split}_dataloader" for split in splits if cfg.get(f"{split}_dataloader")):
+        for dataset in leaf_datasets(cfg[where].dataset):  # of the test too, which the dry step does not build
+            steps = enumerate(dataset.get("pipeline") or ())
+            named += [(TRANSFORMS, f"{where}.dataset.pipeline.{i}", step) for i, step in steps]
     for registry, where, part in named:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind is not None and find_class(registry, kind, cfg) is None:
