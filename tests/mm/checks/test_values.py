@@ -5,7 +5,9 @@ import pytest
 from vitdense.mm.checks import findings
 from vitdense.mm.checks.model import build
 from vitdense.mm.checks.schedule import monitors, schedule, warm_up
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.errors import ConfigError
 
 pytest.importorskip("mmdet")
 NO_VALIDATION = {"val_cfg": None, "val_dataloader": None, "val_evaluator": None}
@@ -43,6 +45,7 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("default_hooks.checkpoint.type", "CheckpointHookk"),
         ("optim_wrapper.optimizer.type", "AdamWW"),
         ("val_evaluator.type", "CocoMetrik"),
+        ("val_dataloader.dataset.pipeline.1.type", "Resiz"),
         ("val_cfg", None),
         ("test_evaluator", None),
     ],
@@ -50,6 +53,13 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
 def test_a_wrong_value_is_one_error_that_names_it(key, value):
     found = errors({key: value})
     assert any(key.removesuffix(".type") in line for line in found), found
+
+
+def test_an_unknown_argument_of_a_backbone_is_named_with_its_key():
+    cfg = load_config("cascade_swin_nano_shapes")
+    cfg.model.backbone.no_such_option = 1
+    with pytest.raises(ConfigError, match=r"model\.backbone: .*no_such_option"):
+        build_model(cfg)
 
 
 def test_a_comma_too_much_in_a_weight_of_a_loss_is_named():

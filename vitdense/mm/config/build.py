@@ -39,6 +39,9 @@ def explained(cfg: Config) -> Iterator[None]:
         found = absent or re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
         values = flat(cfg.to_dict()).items() if found else ()
         keys = [key.removesuffix(".type") for key, value in values if key.endswith("type") and _same(value, found[1])]
+        # The class may be a base of the one that the config names.
+        if argument := re.search(r"unexpected keyword argument '(\w+)'", text):
+            keys = keys or [key.removesuffix(f".{argument[1]}") for key, _ in values if key.endswith(f".{argument[1]}")]
         if not keys:
             raise
         raise ConfigError(f"{', '.join(keys)}: {unknown_type(found[1], cfg) if absent else text}") from error
