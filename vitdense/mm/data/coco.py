@@ -1,5 +1,6 @@
 """COCO annotation files: what they hold, and what is wrong with them."""
 
+import gc
 import json
 import math
 import re
@@ -80,6 +81,8 @@ def parse(file: Path) -> Any:
 
 @lru_cache(2)  # of a training and of its validation
 def _parsed(file: Path, _state: tuple) -> Any:
+    collects = gc.isenabled()
+    gc.disable()  # of millions of new objects none is garbage, and to look takes longer than to parse
     try:
         content = json.loads(read_text(file))
         categories = content.get("categories") if isinstance(content, dict) else None
@@ -90,6 +93,9 @@ def _parsed(file: Path, _state: tuple) -> Any:
         return content
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is not JSON in UTF-8 ({type(error).__name__}: {str(error)[:200]})") from error
+    finally:
+        if collects:
+            gc.enable()
 
 
 def forget() -> None:
