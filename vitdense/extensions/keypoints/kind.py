@@ -30,7 +30,8 @@ class Checks(AnnotatedSet):
         if own.keypoints != about["keypoints"]:
             what = "keypoints have another order than the first data; they are taken by name"
             yield Fault(f"{self.file}: {what}", self.where, grave=False)
-        learned = next(filter(None, map(self.kind.points_of, leaf_datasets(self.cfg.train_dataloader.dataset))), own)
+        data = (self.cfg.get("train_dataloader") or {}).get("dataset", self.dataset)  # a test may have no training
+        learned = next(filter(None, map(self.kind.points_of, leaf_datasets(data))), own)
         if sorted(learned.keypoints) != sorted(own.keypoints):
             others = sorted({*learned.keypoints} ^ {*own.keypoints})
             yield Fault("keypoints are others than those of the training", self.where, tuple(others), fix=SAME_NAMES)

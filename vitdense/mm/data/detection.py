@@ -100,6 +100,8 @@ class Kept:
         except ConfigError as error:
             print_log(f"{error}; the annotations are read again", "current")
             return False
+        if found is None:  # another process has evicted it
+            return False
         with suppress(OSError):  # when it was used, for `evict`
             os.utime(file)
         (rows, ends), about = found
