@@ -55,7 +55,7 @@ def state_bytes(model: nn.Module, processes: int) -> float:
     """Bytes of parameters, gradients and optimizer states in a process.
 
     It has its part of all, and whole, while they are needed, parameters and gradients of the largest block and of what
-    is in no block; see `vitdense.mm.train.shard.shard`.
+    is in no block; see `vitdense.extensions.shard.shard.shard`.
     """
     sizes = {p: FLOAT32 * p.numel() * (4 if p.requires_grad else 1) for p in model.parameters()}
     if processes == 1:

@@ -24,7 +24,7 @@ class PeerSpec:
     """The options of a peer.
 
     Attributes:
-        arch: A row of `vitdense.models.variants`, of the peer's family.
+        arch: The facts of a size, such as `SwinArch`, of the peer's family.
         shape: Image (h, w) in pixels.
         window: Window side of Swin in tokens.
         pretrained: Window sides of Swin V2 in pretraining, per stage in tokens; 0 means `window`.
