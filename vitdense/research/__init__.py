@@ -1,10 +1,9 @@
-"""Ablations and systems of the papers, a folder per paper. It imports the other floors; nothing imports it.
+"""Ablations and systems of the papers, a folder per paper. Nothing imports this package; the rest works without it.
 
-Its classes are found by `FAMILIES`, what mm builds by `vitdense.research.registered`: without this folder, all the rest
-works.
+Its classes are found by `FAMILIES`, and registered with mm by `vitdense.research.registered`.
 """
 
-# Class: folder, as in `vitdense.models`.
+# Class -> folder, as in `vitdense.models`.
 FAMILIES = {
     "NAT": "nat",
     "PositionSwin": "swin_ablations",

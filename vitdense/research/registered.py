@@ -1,4 +1,4 @@
-"""What mm builds of this floor: importing this module registers it."""
+"""Importing this module registers the classes of `vitdense.research` with mm."""
 
 from importlib.util import find_spec
 

@@ -53,7 +53,7 @@ class Detectron2CascadeRoIHead(CascadeRoIHead):
 
     def bbox_loss(self, stage: int, x: Sequence[Tensor], sampling_results: list) -> dict:
         results = super().bbox_loss(stage, x, sampling_results)
-        for sampled in sampling_results:  # `refine_bboxes` is next; it drops the boxes marked here
+        for sampled in sampling_results:  # next, `refine_bboxes` drops the boxes marked here
             sampled.pos_is_gt = torch.zeros_like(sampled.pos_is_gt)
         return results
 

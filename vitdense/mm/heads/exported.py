@@ -1,4 +1,4 @@
-"""Exported models in the place of the model of a config: evaluated as what they are, files that a runtime runs."""
+"""An exported file in place of a config's model, to evaluate what a runtime computes."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vitdense.runtime import Program
 
 
 def open_program(path: str | Path) -> Program:
-    """An exported file; a ConfigError where `Program` has a ValueError."""
+    """Open an exported file; raises a ConfigError where `Program` raises a ValueError."""
     try:
         return Program(path)
     except ValueError as error:
@@ -21,7 +21,7 @@ def open_program(path: str | Path) -> Program:
 
 @MODELS.register_module()
 class ExportedModel(BaseModel):
-    """A file of ``vitdense export --to onnx``, run by `vitdense.runtime.Program`; not of a panoptic model.
+    """A file of ``vitdense export --to onnx``, run by `vitdense.runtime.Program`; panoptic models are refused.
 
     Args:
         path: The file.
@@ -34,20 +34,22 @@ class ExportedModel(BaseModel):
             raise ConfigError(f"{path}: got a panoptic model, expected a detector or a segmentor")
 
     def forward(self, *args: object, **kwargs: object) -> None:
-        raise NotImplementedError  # `test_step` is all that a file has
+        raise NotImplementedError  # only `test_step` is used
 
     def test_step(self, data: dict) -> list[BaseDataElement]:
-        """Predictions of a batch: ``inputs``, images ``[3, H, W]`` BGR as they were loaded, and their ``data_samples``.
-        They are in the size of the file; masks as `Codes`."""
+        """Predict on a batch: ``inputs``, loaded images ``[3, H, W]`` BGR, and their ``data_samples``.
+
+        Predictions are in pixels of the image file; masks are `Codes`.
+        """
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
             found = self.program(pixels.permute(1, 2, 0).flip(2).contiguous().numpy(), score_thr=0.0)
             if found.semantic is not None:
                 sample.pred_sem_seg = PixelData(data=torch.from_numpy(found.semantic)[None])  # [1, H, W]
                 continue
-            from mmdet.models.utils.misc import samplelist_boxtype2tensor  # here, for segmentors do without mmdet
+            from mmdet.models.utils.misc import samplelist_boxtype2tensor  # imported here: segmentors do without mmdet
 
             from vitdense.mm.heads.rle_masks import instances_of
 
             sample.pred_instances = instances_of(found, pixels.shape[1:])
-            samplelist_boxtype2tensor([sample])  # annotations, as mmdet's preprocessor makes them, for what draws them
+            samplelist_boxtype2tensor([sample])  # annotations as from mmdet's preprocessor, to draw them
         return data["data_samples"]

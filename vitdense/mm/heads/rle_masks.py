@@ -1,4 +1,4 @@
-"""Masks as run-length codes: an image's masks never lie in memory all at once."""
+"""Masks as run-length codes: the masks of an image are never in memory all at once."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,8 +19,10 @@ from vitdense.runtime import Output
 
 
 class Codes(list):
-    """Masks of an image `size` (H, W) as a list of COCO's RLE, ``{"size": [H, W], "counts": bytes}``, or None for no
-    mask. They become an array ``[N, H, W]`` where one is asked for, as by mm's visualizers."""
+    """Masks of an image of `size` (H, W): a list of COCO's RLE, ``{"size": [H, W], "counts": bytes}``, or None.
+
+    `numpy.asarray`, as mm's visualizers call it, makes an array ``[N, H, W]``.
+    """
 
     def __init__(self, codes: Iterable[dict | None], size: Sequence[int]) -> None:
         super().__init__(codes)
@@ -47,10 +49,10 @@ class Codes(list):
 
 
 class _RLEMasks:
-    """A mask head of mmdet whose results have ``masks`` as `Codes`, None below the score ``mask_score_thr`` in the
-    `metainfo` of the image (default 0).
+    """A mask head of mmdet whose results have ``masks`` as `Codes`.
 
-    mmdet pastes the masks of all detections into ``[N, H, W]``: 10 GB for 100 of a photo of 100 million pixels.
+    Detections below the score ``mask_score_thr`` in the image's `metainfo` (default 0) get None. mmdet pastes all masks
+    into ``[N, H, W]``: 10 GB for 100 masks of a photo of 100 million pixels.
     """
 
     def predict_by_feat(
@@ -62,7 +64,7 @@ class _RLEMasks:
         rescale: bool = False,
         activate_map: bool = False,
     ) -> list[InstanceData]:
-        """As mmdet's, with ``mask_preds`` ``[N, classes, 28, 28]`` of every image."""
+        """Results of every image from ``mask_preds`` ``[N, classes, 28, 28]`` each; otherwise as in mmdet."""
         options = (rcnn_test_cfg, rescale, activate_map)
         if rcnn_test_cfg.mask_thr_binary < 0:  # for test-time augmentation: values, not masks
             return super().predict_by_feat(mask_preds, results_list, batch_img_metas, *options)
@@ -70,7 +72,7 @@ class _RLEMasks:
             counts = results.scores >= meta.get("mask_score_thr", 0)
             found: list[dict | None] = [None] * len(results)
             for i in counts.nonzero()[:, 0].tolist():
-                # A slice, for mmdet scales the box of a mask in place.
+                # Slices: mmdet scales the boxes in place.
                 (one,) = super().predict_by_feat([masks[i : i + 1]], [results[i : i + 1]], [meta], *options)
                 found[i] = _encode(one.masks[0])
             if rescale:
@@ -87,7 +89,7 @@ def _encode(mask: Tensor) -> dict:
 
 
 def fields_of(found: InstanceData) -> dict[str, Any]:
-    """Detections of mmdet as fields of a `Result`; the mask of one whose score is too low for a mask is None."""
+    """Detections of mmdet as fields of a `Result`; the mask is None if the score is too low for one."""
     found = found.cpu()
     fields = {"boxes": found.bboxes.numpy(), "scores": found.scores.numpy(), "labels": found.labels.numpy()}
     if "keypoints" in found:
@@ -99,7 +101,7 @@ def fields_of(found: InstanceData) -> dict[str, Any]:
 
 
 def instances_of(found: Output, size: Sequence[int]) -> InstanceData:
-    """Objects in an image of this size (H, W) as detections of mmdet; masks as `Codes`."""
+    """Objects in an image of `size` (H, W) as detections of mmdet, with masks as `Codes`."""
     arrays = {"bboxes": found.boxes, "scores": found.scores, "labels": found.labels}
     instances = InstanceData(**{name: torch.from_numpy(array) for name, array in arrays.items()})
     if (codes := codes_of(found)) is not None:
@@ -119,9 +121,9 @@ class RLEHTCMaskHead(_RLEMasks, HTCMaskHead):
 
 @MODELS.register_module()
 class RLEMaskFormerFusionHead(MaskFormerFusionHead):
-    """mmdet's `MaskFormerFusionHead` with the masks of instances as RLE; panoptic results are as mmdet's.
+    """mmdet's `MaskFormerFusionHead` with instance masks as RLE; panoptic results are unchanged.
 
-    mmdet resizes the masks of all queries to the file's size in float32, and copies all masks: 7 GB for 20 of an image
+    mmdet resizes the masks of all queries to the file's size in float32, and copies them: 7 GB for 20 masks of an image
     of 16 million pixels.
     """
 
@@ -133,7 +135,7 @@ class RLEMaskFormerFusionHead(MaskFormerFusionHead):
         rescale: bool = False,
         **kwargs: Any,
     ) -> list[dict]:
-        """As mmdet's, of logits of classes ``[B, Q, classes + 1]`` and masks ``[B, Q, H, W]``."""
+        """Results from logits of classes ``[B, Q, classes + 1]`` and masks ``[B, Q, H, W]``; otherwise as in mmdet."""
         if self.test_cfg.get("panoptic_on", True):
             return super().predict(mask_cls_results, mask_pred_results, batch_data_samples, rescale, **kwargs)
         results = []
@@ -144,7 +146,7 @@ class RLEMaskFormerFusionHead(MaskFormerFusionHead):
         return results if self.test_cfg.get("instance_on", False) else [{} for _ in results]
 
     def _instances(self, classes: Tensor, masks: Tensor, size: Sequence[int]) -> InstanceData:
-        """As mmdet's `instance_postprocess`, mask after mask; a query with several classes has one."""
+        """mmdet's `instance_postprocess`, one mask at a time; pairs of the same query share a mask."""
         scores = classes.softmax(-1)[:, :-1].flatten()  # [Q * classes]
         number = min(self.test_cfg.get("max_per_image", 100), len(scores))
         scores, index = scores.topk(number, sorted=False)  # [N]
@@ -162,7 +164,7 @@ class RLEMaskFormerFusionHead(MaskFormerFusionHead):
 
 
 def _instance(logits: Tensor, size: Sequence[int]) -> tuple[float, list[int], dict]:
-    """Mean probability inside, box and RLE of a query's mask logits ``[H, W]``, in an image `size`."""
+    """Mean probability inside, box and RLE of a query's mask logits ``[H, W]``, in an image of `size`."""
     if logits.shape != tuple(size):
         logits = F.interpolate(logits[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]  # [H', W']
     mask = logits > 0

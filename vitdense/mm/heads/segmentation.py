@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitdense.mm.registry import MODELS
 
-if find_spec("mmdet"):  # whose losses and matching they use, as mmseg's own Mask2Former
+if find_spec("mmdet"):  # for its losses and matching, as in mmseg's own Mask2Former
     from vitdense.mm.heads.mask_transformer import semantic  # noqa: F401
 
 

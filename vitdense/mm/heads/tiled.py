@@ -1,4 +1,4 @@
-"""Detectors on large images: in tiles."""
+"""Detectors on large images, in tiles."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,18 +21,18 @@ from vitdense.results.tiles import cut, detect
 
 @MODELS.register_module()
 class TiledDetector(BaseTTAModel):
-    """A detector that predicts in tiles of an image, and merges what they have; see `vitdense.results.tiles`.
+    """A detector that predicts in tiles of an image and merges the results; see `vitdense.results.tiles`.
 
     Args:
         module: The detector, not panoptic, or its config.
         side: Side of a tile, in pixels of the image.
         overlap: Overlap of neighbouring tiles, as a share of `side`.
-        pipeline: Steps that every tile goes through, as an image of its own; see `split_pipeline`.
+        pipeline: Steps for every tile; see `split_pipeline`.
     """
 
     def __init__(self, module: dict | nn.Module, side: int, overlap: float, pipeline: Sequence[dict]) -> None:
         super().__init__(module)
-        cut((1, 1), side, overlap)  # refuses what does not fit
+        cut((1, 1), side, overlap)  # raises if an argument is out of range
         fusion = getattr(self.module, "panoptic_fusion_head", None)
         if fusion is not None and fusion.test_cfg.get("panoptic_on", True):
             raise OptionError(
@@ -45,14 +45,16 @@ class TiledDetector(BaseTTAModel):
 
     @torch.no_grad()
     def test_step(self, data: dict) -> SampleList:
-        """Detections of a batch: ``inputs``, images ``[3, H, W]`` as they were loaded, and their ``data_samples``. They
-        are in the size of the file; masks as `Codes`."""
+        """Detect in a batch: ``inputs``, loaded images ``[3, H, W]``, and their ``data_samples``.
+
+        Detections are in pixels of the image file; masks are `Codes`.
+        """
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
             image = pixels.permute(1, 2, 0).contiguous().numpy()  # [H, W, 3]
             find = partial(self._find, sample.get("mask_score_thr", 0.0))
             found = detect(image, find, self.side, self.overlap)
             sample.pred_instances = instances_of(found, image.shape[:2])
-        samplelist_boxtype2tensor(data["data_samples"])  # as mmdet's preprocessor, for what draws the annotations
+        samplelist_boxtype2tensor(data["data_samples"])  # as in mmdet's preprocessor, to draw annotations
         return data["data_samples"]
 
     def _find(self, mask_score_thr: float, tiles: Sequence[np.ndarray]) -> list[Result]:
@@ -63,4 +65,4 @@ class TiledDetector(BaseTTAModel):
         return [Result(**fields_of(sample.pred_instances)) for sample in samples]
 
     def merge_preds(self, data_samples_list: SampleList) -> SampleList:
-        raise NotImplementedError  # `vitdense.results.tiles.detect` merges, which knows where they lie
+        raise NotImplementedError  # `vitdense.results.tiles.detect` merges

@@ -134,7 +134,7 @@ class CaiT(ViT):
         return [*super().frozen_modules(), *([self.class_blocks] if is_last else [])]
 
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
-        """See `ViT`. The class token is made here, of the tokens of the last block."""
+        """See `ViT`. The class token is computed here, from the tokens of the last block."""
         out = self.output(x.unflatten(1, size), index)  # [B, C, h, w]
         if self.class_blocks is None:
             return out

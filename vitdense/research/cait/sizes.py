@@ -13,7 +13,7 @@ class CaiTArch(ViTArch):
     class_token: bool = False
     layer_scale: float = 1e-5
     constant_drop_path: bool = True
-    class_blocks: int = 2  # blocks of class attention after the others, which have no class token
+    class_blocks: int = 2  # blocks of class attention after the others
 
 
 CAIT = {  # Table 3, as far as released

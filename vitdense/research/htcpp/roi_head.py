@@ -11,9 +11,9 @@ from vitdense.mm.registry import MODELS
 
 @MODELS.register_module()
 class HTCRoIHead(HybridTaskCascadeRoIHead):
-    """mmdet's `HybridTaskCascadeRoIHead`, with the masks of a test averaged over all stages (section 3.1).
+    """mmdet's HTC head, averaging masks over all stages in tests (bug fix; section 3.1).
 
-    mmdet 3 runs every mask head in tests, and keeps the masks of the last one alone.
+    mmdet 3 runs every mask head in tests and keeps the masks of the last one only.
     """
 
     def _mask_forward(
@@ -24,8 +24,7 @@ class HTCRoIHead(HybridTaskCascadeRoIHead):
         semantic_feat: Tensor | None = None,
         training: bool = True,
     ) -> dict:
-        """Mask logits of `rois` ``[N, 5]``: in training of a stage, ``[N, classes, 28, 28]``; in tests a list of them,
-        one of every stage."""
+        """Mask logits ``[N, classes, 28, 28]`` of `rois` ``[N, 5]``: of a stage in training, a list in tests."""
         if training:
             return super()._mask_forward(stage, x, rois, semantic_feat, training)
         extractor = self.mask_roi_extractor[-1]

@@ -21,15 +21,15 @@ FLIPPED_AXES = {"horizontal": [-1], "vertical": [-2], "diagonal": [-2, -1]}
 
 @MODELS.register_module()
 class InstanceTTAModel(DetTTAModel):
-    """Test-time augmentation of masks, which mmdet's `DetTTAModel` refuses: for Mask R-CNN, Cascade Mask R-CNN and HTC.
+    """Test-time augmentation of masks for Mask R-CNN, Cascade Mask R-CNN and HTC; mmdet's `DetTTAModel` refuses them.
 
-    As in detectron2: the detections of all views of an image are merged by NMS; then the masks of the merged boxes are
-    predicted in every view, and their mean is compared with ``mask_thr_binary``. The probabilities are in steps of
-    1/255, as mmdet pastes them into an image.
+    As in detectron2, detections of all views are merged by NMS. Then the masks of the merged boxes are predicted in
+    every view, and their mean is compared with ``mask_thr_binary``. Probabilities have steps of 1/255, as mmdet pastes
+    them into an image.
 
     Args:
-        tta_cfg: ``nms`` that merges the boxes, and ``max_per_img``, how many are kept.
-        **kwargs: As for mmengine's `BaseTTAModel`: ``module``, the detector or its config.
+        tta_cfg: ``nms`` to merge boxes, and ``max_per_img``, how many are kept.
+        **kwargs: Arguments of mmengine's `BaseTTAModel`, such as ``module``, the detector or its config.
 
     Raises:
         ValueError: The detector has another RoI head.
@@ -72,7 +72,6 @@ class InstanceTTAModel(DetTTAModel):
         return merged
 
     def _semantic(self, x: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Features of the semantic branch of an HTC, None without one; nothing for other detectors."""
         head = self.module.roi_head
         if not isinstance(head, HybridTaskCascadeRoIHead):
             return ()
@@ -88,18 +87,18 @@ class InstanceTTAModel(DetTTAModel):
     def _predict_masks(
         self, x: Sequence[Tensor], samples: SampleList, semantic: tuple, merged: SampleList
     ) -> list[Tensor]:
-        """Masks of the merged boxes in one view, ``[N, H, W]`` of 0 to 255, each in the size and sides of its file."""
+        """Masks of the merged boxes from one view, ``[N, H, W]`` of 0 to 255, in the file's size and not flipped."""
         head = self.module.roi_head
         metas = [sample.metainfo for sample in samples]
         boxes = [_to_view(sample.pred_instances, meta) for sample, meta in zip(merged, metas)]
-        plain = [{**meta, "flip": False} for meta in metas]  # mmdet would flip back masks of cascades, and fails
+        plain = [{**meta, "flip": False} for meta in metas]  # mmdet fails to flip back masks of cascades
         results = head.predict_mask(x, *semantic, plain, boxes, rescale=True)
         flips = [FLIPPED_AXES[meta["flip_direction"]] if meta["flip"] else [] for meta in metas]
         return [result.masks.flip(axes) for result, axes in zip(results, flips)]
 
 
 def _to_view(instances: InstanceData, meta: dict) -> InstanceData:
-    """Detections in the file's pixels as they lie in a resized and perhaps flipped view."""
+    """Detections in pixels of the file to pixels of a resized, perhaps flipped view."""
     boxes = instances.bboxes
     if meta["flip"]:
         boxes = bbox_flip(boxes, meta["ori_shape"], meta["flip_direction"])

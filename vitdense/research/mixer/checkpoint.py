@@ -8,7 +8,6 @@ AFFINE = Transform(lambda x: x.squeeze(0).squeeze(0), lambda x: x.view(1, 1, -1)
 
 
 def _block(path: str, names: dict[str, str], transform: Transform | None = None) -> tuple[Rule, ...]:
-    """Keys of a block at `path`, theirs and ours."""
     return tuple(Rule(path + theirs, "blocks.{i}." + ours, transform) for theirs, ours in names.items())
 
 

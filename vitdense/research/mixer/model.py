@@ -1,7 +1,7 @@
 """Isotropic MLP backbones for dense prediction: MLP-Mixer (Tolstikhin et al., NeurIPS 2021), ResMLP (Touvron et al.,
 TPAMI 2022) and gMLP (Liu et al., NeurIPS 2021).
 
-Their token layers fit one number of tokens, that of pretraining. `Mixer` takes images of any size by one of two rules.
+Their token layers fit the number of tokens in pretraining. `Mixer` takes images of any size by one of two rules.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +28,15 @@ LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 
 @dataclass(frozen=True)
 class Resampling:
-    """A map of one size as a single window of another, fixed size, and back.
+    """Resizes a map to a single window of fixed size, and back.
 
-    A linear map W over the tokens of the window becomes ``(S / S') R W R^T`` for S' tokens of the map, S of the window
-    and the bicubic resize R: its outputs and its inputs are resized as grids are, and a mean stays a mean.
+    A linear map W over the tokens of the window becomes ``(S / S') R W R^T``, where the map has S' tokens, the window S
+    and R is the bicubic resize. Inputs and outputs of W are resized as grids, and a mean stays a mean.
     """
 
     rows: Tensor  # R, [h, wh]
     columns: Tensor  # [w, ww]
-    rows_back: Tensor  # its transpose, times the old over the new length, [wh, h]
+    rows_back: Tensor  # the transpose of rows times h / wh, [wh, h]
     columns_back: Tensor  # [ww, w]
 
     def partition(self, x: Tensor) -> Tensor:
@@ -65,20 +65,21 @@ def _resampling(old: int, new: int, device: torch.device, dtype: torch.dtype) ->
     return weights.to(dtype), (weights.T * (old / new)).to(dtype)
 
 
-# How token layers take maps of other sizes than that of pretraining; see `Mixer`.
+# How token layers take maps of another size than in pretraining; see `Mixer`.
 TRANSFERS = {"windows": window_layout, "resize": resampled_window_layout}
 
 
 def mix_tokens(layer: Callable[[Tensor], Tensor], x: Tensor, windows: Windows | Resampling) -> Tensor:
-    """Apply a layer, ``[..., N]`` to the same, over the tokens of every window of a normalised map, channel by channel:
-    ``[B, H, W, C]``, padded with zeros to whole windows, to the same.
+    """Apply a layer ``[..., N]`` over the tokens of every window of a normalised map ``[B, H, W, C]``, per channel.
+
+    The map is padded with zeros to whole windows.
     """
     x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C]
     return windows.unpartition(layer(x.transpose(1, 2)).transpose(1, 2))  # [B, H, W, C]
 
 
 class Affine(nn.Module):
-    """A learned factor and offset per channel, which ResMLP has in place of norms (section 2)."""
+    """A learned factor and offset per channel, in place of norms (ResMLP section 2)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class GMlpBlock(nn.Module):
         self.fc2 = nn.Linear(half, arch.embed_dims)
         self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
         self.apply(init_transformer)
-        # At first the gate is one everywhere, and mixes nothing.
+        # The gate starts as one everywhere.
         nn.init.normal_(self.linear_tokens.weight, std=1e-6)
         nn.init.ones_(self.linear_tokens.bias)
 
@@ -168,7 +169,7 @@ class Mixer(Backbone):
         transfer: How token layers take maps of other sizes. ``'windows'``: they run in windows of the pretraining grid
             (at integer multiples of it, the rule of MLP-Mixer appendix C). ``'resize'``: their weights and biases are
             resized bicubically to the whole map.
-        pretrain_img_size: Image size in pixels, one int or (h, w), of whole patches, whose grid the token layers have.
+        pretrain_img_size: Image size of pretraining in pixels, one int or (h, w), in whole patches.
         out_indices: Blocks whose maps to return, counted from 0; the last of every quarter when None.
         frozen_stages: See `Backbone`; a stage is a block.
     """

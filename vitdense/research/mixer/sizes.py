@@ -15,8 +15,8 @@ class MixerArch:
     depth: int  # blocks
     patch_size: int = 16  # patch side and stride in pixels
     block: str = "mixer"  # 'mixer', 'resmlp' or 'gmlp'
-    mlp_ratio: float = 4.0  # hidden width of the channel MLPs over `embed_dims`. (That of Mixer's token MLPs is 0.5.)
-    layer_scale: float | None = None  # at first, a learned factor per channel on each residual branch; ResMLP's alone
+    mlp_ratio: float = 4.0  # hidden width of the channel MLPs over `embed_dims` (token MLPs of Mixer: 0.5)
+    layer_scale: float | None = None  # initial factor per channel on each residual branch, for ResMLP only
 
     def __post_init__(self) -> None:
         check_positive(self, "embed_dims", "depth", "patch_size")
@@ -51,7 +51,7 @@ MIXER = {
 
 
 def rows() -> list[Model]:
-    """As timm hosts them: Google's of flax, Alibaba's ("miil"), the ResMLP authors', and timm's own gMLP."""
+    """Weights on timm: from Google (flax), Alibaba ("miil"), the ResMLP authors, and timm's own gMLP."""
     rows = []
     for model, timm, stats, data in (
         ("mixer_base_16", "mixer_b16_224", HALF, ("goog_in21k", "goog_in21k_ft_in1k")),

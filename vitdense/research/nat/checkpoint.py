@@ -3,7 +3,7 @@
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import Family, own, same
 
-# Theirs has the heads first, and offsets of the key from the query: ours are of the query from the key.
+# The authors' table has the heads first and offsets key - query; ours has query - key.
 RPB = Transform(
     lambda x: x.flip(1, 2).permute(1, 2, 0).contiguous(),
     lambda x: x.permute(2, 0, 1).flip(1, 2).contiguous(),
@@ -23,7 +23,7 @@ FAMILY = Family(
     (
         own("attn.bias.relative_position_bias_table", "gamma_1", "gamma_2"),
         Scheme("official", (*_TRUNK, *same("norm.*", "head.*"))),
-        # Their detection and segmentation code, on mm.
+        # The authors' detection and segmentation code, on mm.
         Scheme("official", (*_TRUNK, *same("norm{i}.*")), prefix="backbone.", wrapper="state_dict"),
     ),
     markers=(r"patch_embed\.proj\.0\.weight",),

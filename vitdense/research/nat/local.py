@@ -1,7 +1,7 @@
 """Local self-attention: every position of a map attends to the k x k positions around it.
 
-Queries are cut into tiles, keys and values into tiles with a halo: attention is then a few batched products. Pairs of a
-tile that are outside the neighbourhood get a bias of -inf; the bias also holds the positions.
+Queries are cut into tiles, keys and values into tiles with a halo, so that attention is a few batched products. Pairs
+outside the neighbourhood get a bias of -inf; the same bias has the positions.
 """
 
 import math
@@ -37,20 +37,20 @@ def attend_local(
 ) -> Tensor:
     """Attention of every position of a map to its neighbourhood of `kernel` x `kernel` positions.
 
-    At the border of the map the neighbourhood is cut off (``'mask'``); or it has keys and values of zero outside, which
-    take part in the softmax (``'zero'``); or it is moved into the map (``'clamp'``), and is all of a smaller map.
+    At the border of the map, ``'mask'`` cuts the neighbourhood off. ``'zero'`` pads keys and values with zeros, which
+    take part in the softmax. ``'clamp'`` moves the neighbourhood into the map; a smaller map is its own neighbourhood.
 
     Args:
         q: Queries, ``[B, H, W, heads, d]``.
-        kv: Keys and values, ``[B, H, W, 2, heads, d]``. For ``'clamp'`` there may be more of them right and bottom, for
-            maps smaller than the kernel.
+        kv: Keys and values, ``[B, H, W, 2, heads, d]``. For ``'clamp'`` and a map smaller than the kernel they may be
+            padded right and bottom.
         kernel: Side of the neighbourhood, odd.
         border: One of `BORDERS`.
-        position: None; or a bias for every offset of a query from a key, ``[heads, T, T]`` with offset (0, 0) in the
-            centre; or embeddings of the offsets of rows and of columns, ``[heads, T, d / 2]`` each: the bias is the
-            product of the query with both, joined, times `scale`. T is odd, and at least `num_offsets`.
+        position: None; or a bias for every offset query - key, ``[heads, T, T]`` with offset (0, 0) in the centre; or
+            embeddings of row and column offsets, ``[heads, T, d / 2]`` each, whose concatenation is multiplied with the
+            query and `scale`. T is odd, and at least `num_offsets`.
         scale: Factor on the logits; ``d ** -0.5`` when None.
-        tiles: What `tile_layout` returned for these sizes; made here when None.
+        tiles: The result of `tile_layout` for these sizes; made here when None.
 
     Returns:
         ``[B, H, W, heads d]``.
@@ -77,7 +77,7 @@ def attend_local(
         biases = tiles.biases(position.to(q.dtype)).split(1)  # [1, heads', t*t, align(m*n)] each
     parts = tiles.of_queries(q), *tiles.of_keys(kv)  # [G, B', heads', t*t, d], [..., m*n, d] twice
     if torch.compiler.is_compiling() and isinstance(position, tuple):
-        # With biases of its own for every image, torch would ask whether G*B' is 1. Eager, a GPU's grid limits heads.
+        # While compiling, a bias per image makes torch ask whether G*B' is 1. In eager mode a GPU's grid limits heads.
         parts, biases = [x.flatten(0, 2)[None, None] for x in parts], [biases[0].flatten(0, 1)[None]]
     outs = [attend(*(x[rows].flatten(0, 1) for x in parts), bias, scale) for rows, bias in zip(tiles.groups, biases)]
     y = outs[0] if len(outs) == 1 else torch.cat(outs)  # [G*B', heads', t*t, d]
@@ -85,8 +85,8 @@ def attend_local(
 
 
 def _published(q: Tensor, kernel: int, has_embeddings: bool) -> Tensor:
-    """A tensor ``[B, H, W, heads d]`` by the products that papers count, not those of tiles: of every query with
-    ``kernel ** 2`` keys and values, and with as many embeddings where positions are such."""
+    """The products that papers count, ``[B, H, W, heads d]``: every query with ``kernel ** 2`` keys and values, and
+    with as many embeddings if there are any."""
     b, h, w, heads, dim = q.shape
     length = 2 * dim if has_embeddings else dim
     q, k = q.new_empty(b, heads, h * w, length), q.new_empty(b, heads, kernel**2, length)
@@ -95,13 +95,13 @@ def _published(q: Tensor, kernel: int, has_embeddings: bool) -> Tensor:
 
 
 def _per_head(x: Tensor, tables: Tensor) -> Tensor:
-    """Products of ``[B, H, W, heads, d]`` with a table for each head, ``[heads, T, d]``: ``[B, H, W, heads, T]``."""
+    """``[B, H, W, heads, d]`` times a table per head, ``[heads, T, d]``: ``[B, H, W, heads, T]``."""
     y = torch.bmm(x.flatten(0, 2).transpose(0, 1), tables.to(x.dtype).mT)  # [heads, B*H*W, T]
     return y.transpose(0, 1).unflatten(0, x.shape[:3])  # [B, H, W, heads, T]
 
 
 def num_offsets(kernel: int, border: str) -> int:
-    """How many offsets a query has from its keys along an axis; an even kernel or an unknown border is refused."""
+    """Number of offsets query - key along an axis; raises for an even kernel or an unknown border."""
     if not isinstance(kernel, int) or kernel < 1 or kernel % 2 == 0:
         raise OptionError(f"kernel: got {kernel}, expected an odd number of positions, such as 7")
     check_choice("border", border, BORDERS)
@@ -110,32 +110,32 @@ def num_offsets(kernel: int, border: str) -> int:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The tiles of maps of one size: nH x nW of them with N queries or keys each, column by column.
+    """The tiles of maps of one size: nH x nW tiles with N queries or keys each, column by column.
 
-    As tensors they are ``[G, B', heads', N, d]``. The tiles of a row of tiles are heads: G is nH, B' the batch and
-    heads' is ``heads * nW``, so that biases of a row serve all images, and most rows. With a table of biases, while a
-    model is compiled, nothing may depend on the number of rows: G is 1 and heads' is ``heads * nH * nW``. In eager
-    passes that form costs NAT-T at 800x1280 29 % more bytes.
+    As tensors they are ``[G, B', heads', N, d]``. The tiles of a row become heads: G is nH, B' the batch and heads' is
+    ``heads * nW``, so that biases of a row serve all images and most rows. With a table of biases while compiling,
+    nothing may depend on the number of rows: G is 1 and heads' is ``heads * nH * nW``. In eager mode this form would
+    cost NAT-T at 800x1280 29 % more bytes.
     """
 
     size: tuple[int, int]  # map (h, w)
     side: int  # of a tile of queries, t
     grid: tuple[int, int]  # tiles along each axis, (nH, nW)
     spans: tuple[int, int]  # keys of a tile along each axis, (n, m)
-    keys: tuple[Tensor, Tensor]  # row, and column, of every key of every tile along an axis, [nH * n], [nW * m], int32
-    # With embeddings: entry of a table of T offsets for every row of the map and key of its tile, [h, 1, 1, n], and
-    # column, [w, 1, m''] where m'' is m aligned. Entry T is for hidden pairs.
+    keys: tuple[Tensor, Tensor]  # row and column of every key of every tile, [nH * n] and [nW * m], int32
+    # With embeddings: index into T offsets for every row of the map and key of its tile, [h, 1, 1, n], and likewise for
+    # columns, [w, 1, m''] where m'' is m aligned. Index T is for hidden pairs.
     offsets: tuple[Tensor, Tensor] | None
-    # With a table of biases: its entry for every pair in a tile, [kinds, kinds, t * t, align(m * n)], int32; for kinds
-    # of tiles along rows and columns, of which no two have the same offsets.
+    # With a table of biases: index for every pair in a tile, [kinds, kinds, t * t, align(m * n)], int32, for each kind
+    # of tile along rows and columns. Kinds differ in their offsets.
     index: Tensor | None
-    columns: Tensor | None  # kind of every tile along columns, [nW]; None where every tile is a kind
-    groups: Sequence[slice]  # rows of tiles of every kind along rows
-    pads: bool  # whether tiles are padded; always while a model is compiled, so that one program serves all sizes
+    columns: Tensor | None  # kind of every tile along columns, [nW]; None if every tile is a kind
+    groups: Sequence[slice]  # for every kind along rows: its rows of tiles
+    pads: bool  # whether tiles are padded; always while compiling, so that one program serves all sizes
     whole: bool  # whether G is 1
 
     def of_keys(self, x: Tensor) -> list[Tensor]:
-        """A map ``[B, h, w, 2, heads, d]`` of keys and values as tiles ``[G, B', heads', m * n, d]`` of each."""
+        """Keys and values ``[B, h, w, 2, heads, d]`` as tiles, ``[G, B', heads', m * n, d]`` each."""
         (rows, columns), (n, m), (b, *_, heads, d) = self.keys, self.spans, x.shape
         x = x.index_select(1, rows).unflatten(1, (self.grid[0], n))  # [B, nH, n, w, 2, heads, d]
         x = x.permute(4, 0, 5, 1, 3, 2, 6) if self.whole else x.permute(4, 1, 0, 5, 3, 2, 6)  # [2, nH, B, heads, ...]
@@ -152,7 +152,7 @@ class Tiles:
         return copied(x).view(*self._lead(b, heads), t * t, d)  # [G, B', heads', t*t, d]
 
     def join(self, x: Tensor, batch: int, heads: int) -> Tensor:
-        """Tiles ``[G * B', heads', t * t, d]`` of queries as a map ``[B, h, w, heads d]``."""
+        """Tiles of queries ``[G * B', heads', t * t, d]`` to the map ``[B, h, w, heads d]``."""
         (nh, nw), t, d = self.grid, self.side, x.shape[-1]
         if self.whole:
             x = x.view(batch, heads, nh, nw, t, t, d).permute(0, 2, 5, 3, 4, 1, 6)  # [B, nH, t, nW, t, heads, d]
@@ -162,7 +162,6 @@ class Tiles:
         return copied(crop(x, self.size, dim=1))  # [B, h, w, heads*d]
 
     def _lead(self, batch: int, heads: int) -> tuple[int, int, int]:
-        """G, B' and heads'."""
         nh, nw = self.grid
         return (1, batch, heads * nh * nw) if self.whole else (nh, batch, heads * nw)
 
@@ -184,15 +183,15 @@ def tile_layout(
     length: int,
     joint: bool,
 ) -> Tiles:
-    """The tiles of a map for `attend_local`, with its kernel and border, of queries (h, w) and keys, likewise. `length`
-    are the offsets T of `position` along an axis, which is a table where `joint`, else embeddings; `x` has the device,
-    and the dtype in which attention computes.
+    """The tiles of a map for `attend_local`, with `size` (h, w) of the queries and `keys` (h, w) of the keys.
+
+    `length` is T, and `joint` tells a table from embeddings, see `position` there. `x` gives the device and dtype.
     """
     if border == "zero":
         keys = tuple(n + kernel // 2 * 2 for n in keys)
     if traced := torch.compiler.is_compiling():
         side, spans = TILES[0], [TILES[0] + kernel - 1] * 2
-    else:  # spans as there cost NAT-T 2 % more bytes at 224x224
+    else:  # the spans above would cost NAT-T 2 % more bytes at 224x224
         side = _side(*size, kernel)
         spans = tuple(min(side + kernel - 1, n) for n in keys)
     rows, columns = (
@@ -214,7 +213,6 @@ def tile_layout(
 
 
 def _side(h: int, w: int, kernel: int) -> int:
-    """The side of a tile with which the fewest keys are copied."""
     return min(TILES, key=lambda t: -(-h // t) * -(-w // t) * min(t + kernel - 1, h) * min(t + kernel - 1, w))
 
 
@@ -222,12 +220,12 @@ def _side(h: int, w: int, kernel: int) -> int:
 class _Axis:
     """The tiles along one axis of a map, see `Tiles`."""
 
-    keys: Tensor  # row, or column, of every key of every tile, [tiles * n], int32
-    # Entry of a table for every query and key of a tile: of every query of the map, [size, n], int64; or of every kind
+    keys: Tensor  # row or column of every key of every tile, [tiles * n], int32
+    # Index into a table for queries and keys of a tile: for every query of the map, [size, n], int64; or for every kind
     # of tile, [kinds, t, n], int32.
     offsets: Tensor
-    kinds: Tensor | None  # of columns: kind of every tile, [tiles]; None where each is one
-    groups: Sequence[slice]  # of rows: tiles of every kind
+    kinds: Tensor | None  # for columns: kind of every tile, [tiles]; None if each is its own kind
+    groups: Sequence[slice]  # for rows: tiles of every kind
 
 
 @cached_by_size
@@ -244,7 +242,7 @@ def _tiles_of_axis(
     device: torch.device,
     dtype: torch.dtype,
 ) -> _Axis:
-    """The tiles along an axis of a map of `size` queries, whose tiles see `span` keys each.
+    """The tiles along an axis with `size` queries; every tile sees `span` keys.
 
     Padded queries copy the window of the last query, so that no softmax row is empty.
     """
@@ -266,9 +264,9 @@ def _tiles_of_axis(
             offset = F.pad(offset, (0, align(span) - span), value=length)  # [tiles, side, m'']
         return _Axis(key, offset.flatten(0, 1)[:size].long(), None, [])
     offset = offset if is_last else offset * (length + 1)  # the table's rows have T + 1 entries
-    if torch.compiler.is_compiling():  # where no number of tiles is known, every tile is a kind
+    if torch.compiler.is_compiling():  # the number of tiles is unknown: every tile is a kind
         return _Axis(key, offset, None, [])
-    # Of tiles that are not at a border, which have the same offsets, the first and the one after the last.
+    # Inner tiles all have the same offsets: the first of them, and the first after them.
     start = min((radius - before + side - 1) // side, tiles)
     stop = max((size + before - radius) // side, start)
     firsts = [*range(start), *range(start, stop)[:1], *range(stop, tiles)]
@@ -282,8 +280,8 @@ def _tiles_of_axis(
 class LocalAttention(nn.Module):
     """Multi-head self-attention of every position of a map to its neighbourhood, without the last projection.
 
-    With ``'clamp'`` a map that is smaller than the kernel is padded with zeros right and bottom before queries, keys
-    and values are made, as in NAT's code: the padding is visible.
+    With ``'clamp'`` a map smaller than the kernel is padded with zeros right and bottom before queries, keys and values
+    are computed, as in NAT's code: attention sees the padding.
 
     Args:
         dim: Channels.
@@ -293,7 +291,7 @@ class LocalAttention(nn.Module):
         position: ``'table'``, a bias per head and offset; ``'query'``, the product of the query with learned embeddings
             of the row and the column of the offset ("Stand-alone self-attention", section 3.1); or None.
         qkv_bias: Whether queries, keys and values have a bias.
-        scale: Factor on the logits; None is one over the root of a head's channels.
+        scale: Factor on the logits; ``d ** -0.5`` when None.
     """
 
     attends_over = "BHWC"
@@ -328,7 +326,7 @@ class LocalAttention(nn.Module):
         return tile_layout(x, size, self._keys(size), self.kernel, self.border, length, self.position != "query")
 
     def forward(self, x: Tensor, tiles: Tiles | None = None) -> Tensor:
-        """``[B, H, W, C]`` to the same; `tiles` come from `layout`; made here when None."""
+        """``[B, H, W, C]`` to the same; `tiles` are from `layout`, made here when None."""
         (h, w), tiles = x.shape[1:3], tiles or self.layout(x)
         rows, columns = self._keys((h, w))
         padded = self.border == "clamp" and (torch.compiler.is_compiling() or (rows, columns) != (h, w))

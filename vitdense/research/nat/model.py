@@ -1,7 +1,7 @@
 """Neighborhood Attention Transformer (Hassani et al., CVPR 2023) as a backbone for dense prediction.
 
-Follows the authors' detection code: a map that is smaller than the kernel is padded after the norm and before queries,
-keys and values are made, and padded keys are visible.
+As in the authors' detection code, a map smaller than the kernel is padded after the norm and before queries, keys and
+values are computed, and attention sees the padding.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,7 @@ from vitdense.research.nat.sizes import NAT as SIZES
 
 
 class NeighborhoodAttention(LocalAttention):
-    """Multi-head self-attention of every position to the window around it, which stays on the map (section 3.1): a
-    square of odd sides.
-    """
+    """Multi-head self-attention of every position to the square window around it, kept on the map (section 3.1)."""
 
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__(spec.dim, spec.num_heads, spec.window[0], "clamp")
@@ -31,10 +29,10 @@ class NeighborhoodAttention(LocalAttention):
 
 
 class LocalBlock(SwinBlock):
-    """A Swin block whose attention is local: of a map, by its tiles."""
+    """A Swin block with local attention."""
 
     def layout(self, x: Tensor) -> Tiles:
-        """What the attention of blocks of the same window shares for a map ``[B, H, W, C]``."""
+        """The tiles of a map ``[B, H, W, C]``, shared by blocks with the same window."""
         return self.attn.layout(x)
 
     def mix(self, x: Tensor, tiles: Tiles) -> Tensor:

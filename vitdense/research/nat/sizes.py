@@ -11,7 +11,7 @@ class NATArch(SwinArch):
     """Sizes of a NAT: the fields of a Swin, and two more."""
 
     mlp_ratio: float  # hidden width of the MLPs over their input
-    layer_scale: float | None = None  # at first, a learned factor per channel on each residual branch; None: no factors
+    layer_scale: float | None = None  # initial factor per channel on each residual branch; None: no factors
 
 
 # NAT Table 1 and the authors' code.

@@ -14,9 +14,9 @@ from vitdense.layers.resize import crop
 class NonLocal(nn.Module):
     """``x + norm(out(softmax(scale * theta(x) phi(x)^T) g(x)))`` over all positions of a map (Non-local section 3.2).
 
-    It is the embedded Gaussian of the paper. Theta, phi, g and out are 1x1 convolutions; the norm is a BN with weight
-    0 at the start, so that a new block is the identity, bit for bit. The matrix of all pairs of positions is never in
-    memory. In mm it is a plugin layer,
+    This is the paper's embedded Gaussian. Theta, phi, g and out are 1x1 convolutions. The norm is a BN whose weight
+    starts at 0, so that a new block is exactly the identity. The matrix of all pairs of positions is never in memory.
+    In mm it is a plugin layer,
     ``plugins=[dict(cfg=dict(type='vitdense.NonLocal'), stages=..., position='after_conv3')]``.
 
     Args:
@@ -24,15 +24,15 @@ class NonLocal(nn.Module):
         reduction: Queries and keys have ``C / reduction`` channels.
         value_reduction: Values have ``C / value_reduction`` channels, a multiple of the channels of the keys.
         bias: Whether the convolutions have a bias.
-        pool: 2x2 max pooling ``'after'`` phi and g (the paper, mmcv), ``'before'`` them (the authors' code; another
-            function, for the maximum and a convolution do not commute), or None. A side of 1 is not pooled.
+        pool: 2x2 max pooling ``'after'`` phi and g (the paper, mmcv), ``'before'`` them (the authors' code, which is
+            another function), or None. A side of 1 is not pooled.
         scale: Factor on the logits; ``(C / reduction) ** -0.5`` when None (the authors' code), 1 in the paper.
 
     Raises:
         ValueError: Channels that do not divide, or an unknown `pool`.
     """
 
-    _abbr_ = "non_local"  # mm names the plugin so
+    _abbr_ = "non_local"  # mm's name of the plugin
     attends_over = "BCHW"
 
     def __init__(
@@ -52,7 +52,7 @@ class NonLocal(nn.Module):
             )
         check_choice("pool", pool, (None, "before", "after"))
         self.pool, self.scale = pool, scale
-        # Fused kernels take values as long as keys. Longer ones become heads, which share queries and keys.
+        # Fused kernels need values as long as keys. Longer values become heads that share queries and keys.
         self.num_heads = reduction // value_reduction
         keys, values = in_channels // reduction, in_channels // value_reduction
         self.theta = nn.Conv2d(in_channels, keys, 1, bias=bias)
@@ -63,9 +63,9 @@ class NonLocal(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Convolutions normal with std 0.01, as the authors; the zero that makes the block the identity.
+        """Initialise convolutions with std 0.01, as the authors do, and the norm with 0.
 
-        mm calls it after its backbone drew the weights of all convolutions and set the weights of all norms to 1.
+        mm calls this after its backbone has initialised all convolutions, and all norms with 1.
         """
         for conv in (self.theta, self.phi, self.g, self.out):
             nn.init.normal_(conv.weight, std=0.01)
@@ -76,7 +76,7 @@ class NonLocal(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, H, W]`` to the same."""
-        # Channels-last: the tokens below are views, whose channels are next to each other, as fused attention wants.
+        # Channels-last: the tokens below are then views with adjacent channels, as fused attention needs.
         source = x.contiguous(memory_format=torch.channels_last)
         pooled = _pool(source) if self.pool == "before" else source  # [B, C, h, w]
         q, k, v = self.theta(source), self.phi(pooled), self.g(pooled)
@@ -85,7 +85,7 @@ class NonLocal(nn.Module):
         q, k, v = (t.flatten(2).transpose(1, 2) for t in (q, k, v))  # [B, N, d], [B, n, d], [B, n, heads*d]
         q, k = (t[:, None].expand(-1, self.num_heads, -1, -1) for t in (q, k))  # [B, heads, N, d], [B, heads, n, d]
         v = v.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # [B, heads, n, d]
-        if torch.compiler.is_compiling():  # where attention is taken apart, its products ask how these lie in memory
+        if torch.compiler.is_compiling():  # decomposed attention asks for the memory format
             q, k, v = (copied(t) for t in (q, k, v))
         y = attend(q, k, v, scale=self.scale).transpose(1, 2).flatten(2)  # [B, N, heads*d]
         return x + self.norm(self.out(y.transpose(1, 2).unflatten(2, x.shape[2:])))  # [B, C, H, W]
@@ -99,7 +99,6 @@ class Gamma(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape to the same."""
         return self.weight.to(x.dtype) * x
 
 
@@ -125,8 +124,8 @@ class SAGANAttention(NonLocal):
 def _pool(x: Tensor) -> Tensor:
     """2x2 max pooling of ``[B, C, H, W]`` to ``[B, C, H // 2, W // 2]``; a side of 1 stays.
 
-    While a model is compiled, an odd row and column are pooled, then dropped: torch's own would be compiled for one
-    parity of the sizes. Eager, the padding would copy the map.
+    While compiling, an odd row and column are padded, pooled and dropped, because torch's own form is compiled for one
+    parity of the sizes. In eager mode the padding would copy the map.
     """
     h, w = x.shape[2:]
     if not torch.compiler.is_compiling():

@@ -14,9 +14,7 @@ ATTENTION = {"nonlocal": NonLocal, "sagan": SAGANAttention}
 
 
 class NonLocalStage(ResNetStage):
-    """A stage with attention after some of its blocks; `attn` has the layers by the index of the block that they
-    follow.
-    """
+    """A stage with attention layers after some blocks; `attn` has the layers by the index of the block before."""
 
     def __init__(self, blocks: Sequence[nn.Module], with_cp: bool, attn: Mapping[int, nn.Module]) -> None:
         super().__init__(blocks, with_cp)
@@ -46,8 +44,8 @@ def layers_after(attention: Mapping, arch: ResNetArch) -> dict[tuple[int, int], 
 class NonLocalResNet(ResNet):
     """A ResNet with attention layers after whole blocks, as in the papers.
 
-    They are the identity at the start, so that pretrained weights of a ResNet, which load, keep their meaning. With
-    ``finetune='attention'`` they alone train. Arguments not listed here: see `ResNet`.
+    They start as the identity, so that pretrained weights of a ResNet keep their meaning. With ``finetune='attention'``
+    only they train. Arguments not listed here: see `ResNet`.
 
     Args:
         attention: A dict: `kind`, ``'nonlocal'`` or ``'sagan'``; `after`, the blocks that a layer follows, as pairs
@@ -55,7 +53,7 @@ class NonLocalResNet(ResNet):
             for no layers, as `ResNet`.
     """
 
-    takes_tensors = False  # files lack the attention, which is the identity by its constructor
+    takes_tensors = False  # files lack the attention layers, whose values the constructor makes
 
     def __init__(self, arch: str | Mapping = "resnet50", *, attention: Mapping | None = None, **options: Any) -> None:
         self.attention = attention
@@ -66,7 +64,7 @@ class NonLocalResNet(ResNet):
         return NonLocalStage(blocks, self.with_cp, {i: layer for (of, i), layer in layers.items() if of == stage})
 
     def init_weights(self) -> None:
-        """As `Backbone.init_weights`. What `init_cfg` draws is for convolutions: attention starts as the identity."""
+        """As `Backbone.init_weights`, but attention layers start as the identity, whatever `init_cfg` says."""
         super().init_weights()
         if self.init_cfg and not self._names_weights():
             for module in self.modules():

@@ -29,7 +29,7 @@ DISTILLATION: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     # The authors' code averages over the classes too: a thousandth of the formula on ImageNet.
     "soft_mean": lambda logits, teacher, tau: soft_distillation(logits, teacher, tau) / logits.shape[1],
 }
-# From the logits of the class token and, last, of the distillation token.
+# Class probabilities from the logits of the class token and, last, of the distillation token.
 PREDICTIONS: dict[str, Callable[[Sequence[Tensor]], Tensor]] = {
     "softmax": lambda logits: torch.stack([x.softmax(1) for x in logits]).mean(0),  # the paper's, section 4
     "logits": lambda logits: torch.stack(tuple(logits)).mean(0).softmax(1),  # the authors' code
@@ -49,7 +49,7 @@ class Classifier(ModelWithTeacher):
     Args:
         backbone: Config of a ``vitdense.ViT`` with ``out_norm='final'``, ``output_cls_token=True`` and the last block
             as its one output. With ``keep_classifier=True`` in its `init_cfg` the heads are loaded too.
-        num_classes: Classes of both heads, and of the teacher.
+        num_classes: Classes of both heads and of the teacher.
         distillation: ``'hard'``, ``'soft'``, ``'soft_mean'`` (the authors' code), or None.
         alpha: Weight of the distillation. With 1 no labels are needed, and if there is a distillation token, the head
             of the class token is frozen. The paper's soft distillation has 0.1.
@@ -113,7 +113,7 @@ class Classifier(ModelWithTeacher):
         return [head for head in (self.head, self.head_dist) if head is not None]
 
     def init_weights(self) -> None:
-        """As mmengine's; heads that ``keep_classifier`` read are copied."""
+        """Initialise, and copy the heads that ``keep_classifier`` has read."""
         super().init_weights()
         classifier = getattr(self.backbone.load_report, "classifier", {})
         for name, head in zip(("head", "head_dist"), self.heads):
@@ -142,7 +142,7 @@ class Classifier(ModelWithTeacher):
         return list(data_samples)
 
     def logits(self, inputs: Tensor) -> list[Tensor]:
-        """``[B, K]`` of the class token and, if there is one, of the distillation token."""
+        """Logits ``[B, K]`` of the class token and, if there is one, of the distillation token."""
         _, *tokens = self.backbone(inputs)[-1]  # [B, C] each
         return [head(token) for head, token in zip(self.heads, tokens, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Data of classification and of masked pretraining: folders of images, samplers, augmentation, masks, top-1."""
+"""Data for classification and masked pretraining: folders of images, a sampler, augmentation, masks, top-1."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class ImageFolder(BaseDataset):
     Args:
         data_root: The folder.
         labels: Whether the sub-folder directly in `data_root` is the class of an image, as in ImageNet. Classes are in
-            order of their names, or in that of ``metainfo=dict(classes=...)``.
+            the order of ``metainfo=dict(classes=...)``, else of their names.
         **options: Options of mmengine's `BaseDataset`, such as `metainfo` and `pipeline`.
 
     Raises:
@@ -88,8 +88,8 @@ class TimmTransform:
 class DrawMask:
     """Step of a pipeline after ``vitdense.TimmTransform``: the mask of masked pretraining.
 
-    The process that loads the image draws it, with its generator of torch. The sample gets `mask`, ``[H // cell,
-    W // cell]``, True where masked, and `cell`; both stay on the CPU.
+    The mask is drawn by torch's generator in the process that loads the image. The sample gets `mask`,
+    ``[H // cell, W // cell]``, True where masked, and `cell`; both stay on the CPU.
 
     Args:
         ratio: Share of masked cells, above 0 and below 1.
@@ -120,16 +120,14 @@ class DrawMask:
 
 @METRICS.register_module()
 class Top1(BaseMetric):
-    """Share of images whose class is found, in percent."""
+    """Top-1 accuracy in percent."""
 
     default_prefix = "accuracy"
 
     def process(self, data_batch: Mapping, data_samples: Sequence[Mapping]) -> None:
-        """Compare `pred_label` with `gt_label`."""
         self.results += [sample["pred_label"] == sample["gt_label"] for sample in data_samples]
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """``top1``."""
         return {"top1": 100 * sum(results) / len(results)}
 
 
@@ -137,9 +135,8 @@ class Top1(BaseMetric):
 class SeededRepeatedSampler(DefaultSampler):
     """Repeated augmentation (Hoffer et al., CVPR 2020; DeiT Table 9), with a seed per draw.
 
-    Every image comes `repeats` times in a row, on different ranks where there are several. An epoch still has the
-    number of samples of the data set, down to a multiple of 256 as in the authors' code: it shows about a third of the
-    images.
+    Every image comes `repeats` times in a row, on different ranks if there are several. As in the authors' code, an
+    epoch has as many samples as the data set, rounded down to a multiple of 256; so it shows a third of the images.
 
     Args:
         dataset: Data set.

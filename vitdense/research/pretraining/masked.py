@@ -45,7 +45,7 @@ def sine_cosine(grid: tuple[int, int], dim: int, device: torch.device | None = N
 
 
 class Decoder(nn.Module):
-    """MAE's decoder: mask tokens in the place of dropped patches, fixed positions, and a few blocks of a ViT."""
+    """MAE's decoder: mask tokens in place of dropped patches, fixed positions, and a few blocks of a ViT."""
 
     def __init__(self, dim: int, out: int, embed_dims: int = 512, depth: int = 8, num_heads: int = 16) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor, num_extra: int, order: Tensor, grid: tuple[int, int]) -> Tensor:
         """Predict every patch, ``[B, h, w, out]`` for a grid (h, w).
 
-        `x` has the visible patches after `num_extra` tokens, ``[B, E + n, C]``; `order` the numbers of the patches,
-        ``[B, h * w]``: of the visible ones as in `x`, then of the dropped ones.
+        `x` has `num_extra` tokens, then the visible patches, ``[B, E + n, C]``. `order` has the patch numbers,
+        ``[B, h * w]``: of visible patches as in `x`, then of dropped ones.
         """
         extra, x = self.embed(x).tensor_split((num_extra,), dim=1)  # [B, E, D], [B, n, D]
         dropped = self.mask_token.expand(x.shape[0], order.shape[1] - x.shape[1], -1)  # [B, h*w - n, D]
@@ -80,13 +80,13 @@ class MaskedImageModel(ModelWithTeacher):
     Without a `decoder` the embeddings of masked patches are replaced by a learned token (BEiT, SimMIM), and a linear
     layer predicts from the backbone's last map. With one, masked patches are dropped, and the decoder predicts from the
     others (MAE). The masks come with the images, from `DrawMask`. Checkpoints are read by the `init_cfg` of the same
-    backbone in any detector, segmentor or classifier.
+    backbone in any model.
 
     Args:
         backbone: A ViT (``out_norm='final'``) or Swin with its last block or stage as its one output.
         target: ``dict(type='pixels')``, ``dict(type='mean_colour')`` or ``dict(type='words', centres=...)``, with the
             arguments of `PixelTarget`, `MeanColour`, `VisualWords`. Words need the `teacher` that they were found with.
-        decoder: Sizes of `Decoder`, or None. Positions are fixed sines and cosines then, as MAE's.
+        decoder: Sizes of `Decoder`, or None. With a decoder, positions are fixed sines and cosines, as in MAE.
         teacher, mean, std, data_preprocessor, init_cfg: See `ModelWithTeacher`.
     """
 
@@ -103,7 +103,7 @@ class MaskedImageModel(ModelWithTeacher):
         self._check(target, decoder)
         target = dict(target)
         self.target = TARGETS[target.pop("type")](self.side, **target)
-        # Checkpoints of a backbone have the output norms of all stages or none. The norm of a ViT is a classifier's.
+        # Checkpoints of a backbone have the output norms of all stages or none. A ViT's norm belongs to its classifier.
         last = f"norm{self.backbone.out_indices[0]}"
         self.norm = getattr(self.backbone, last)
         setattr(self.backbone, last, nn.Identity())
@@ -117,7 +117,7 @@ class MaskedImageModel(ModelWithTeacher):
         self.decoder.apply(init_transformer)
 
     def _fix_positions(self) -> None:
-        """Those of the encoder are MAE's: sines and cosines of the patches, zero of the tokens, neither trained."""
+        """Fix the encoder's positions as in MAE: sines and cosines for patches, zero for tokens."""
         table = self.backbone.absolute_pos_embed.table.requires_grad_(False)
         table.copy_(sine_cosine(tuple(table.shape[1:3]), table.shape[3], table.device))
         for name, parameter in self.backbone.tokens.named_parameters():
@@ -179,8 +179,9 @@ class MaskedImageModel(ModelWithTeacher):
         return _pad(_repeat(mask, cell // self.side), grid)  # [B, h, w]
 
     def predict_patches(self, images: Tensor, mask: Tensor) -> Tensor:
-        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`. With a decoder all images have the same
-        number of masked patches.
+        """The prediction of every whole patch, ``[B, h, w, D]``; see `forward`.
+
+        With a decoder all images have the same number of masked patches.
         """
         x = self.backbone.patch_embed(images)  # [B, h', w', C]
         factor = self.side // self.backbone.patch_embed.patch_size
@@ -217,10 +218,8 @@ class MaskedImageModel(ModelWithTeacher):
 
 
 def _repeat(mask: Tensor, times: int) -> Tensor:
-    """Every cell of ``[B, h, w]`` as ``times x times`` cells."""
     return mask.repeat_interleave(times, 1).repeat_interleave(times, 2)  # [B, times*h, times*w]
 
 
 def _pad(mask: Tensor, grid: tuple[int, int]) -> Tensor:
-    """``[..., h, w]`` with False right and bottom up to a grid."""
     return F.pad(mask, (0, grid[1] - mask.shape[-1], 0, grid[0] - mask.shape[-2]))  # [..., *grid]

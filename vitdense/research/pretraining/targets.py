@@ -1,4 +1,4 @@
-"""What masked-image pretraining hides, and what it predicts: masks, and targets of every patch."""
+"""Masks and targets of masked-image pretraining."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,16 +17,15 @@ BINS = 8  # of every colour channel: 3 bits (ViT appendix B.1.2)
 def random_mask(grid: tuple[int, int], ratio: float) -> Tensor:
     """A mask of an image with a share of its cells, rounded up: ``[h, w]``, True where masked."""
     cells = grid[0] * grid[1]
-    count = math.ceil(cells * ratio - 1e-6)  # of 196 cells 75 % are 147, whatever rounding makes of the product
+    count = math.ceil(cells * ratio - 1e-6)  # 75 % of 196 cells are 147, despite rounding errors
     return (torch.randperm(cells) < count).unflatten(0, grid)  # [h, w]
 
 
 def block_mask(grid: tuple[int, int], ratio: float) -> Tensor:
-    """Rectangles of 16 cells or more and of aspects 0.3 to 3.3, up to a share of the image (BEiT algorithm 1):
-    ``[h, w]``, True where masked.
+    """Mask a share of the image by rectangles (BEiT algorithm 1): ``[h, w]``, True where masked.
 
-    A rectangle is smaller where the grid ends, or where less of the share is left. One that would exceed the share is
-    drawn again, ten times at most.
+    Rectangles have at least 16 cells and aspects of 0.3 to 3.3. They are cut at the border of the grid, and smaller if
+    less of the share is left. A rectangle that exceeds the share is drawn again, at most ten times.
     """
     mask = torch.zeros(grid, dtype=torch.bool)  # [h, w]
     allowed = max(1, round(grid[0] * grid[1] * ratio))
@@ -34,7 +33,7 @@ def block_mask(grid: tuple[int, int], ratio: float) -> Tensor:
     while (left := allowed - int(mask.sum())) > 0 and misses < 10:
         area = torch.empty(()).uniform_(min(16, left), left).item()
         aspect = math.exp(torch.empty(()).uniform_(math.log(0.3), math.log(1 / 0.3)).item())
-        # BEiT draws again what exceeds the grid: on a narrow map it would mask nothing.
+        # BEiT redraws rectangles that exceed the grid, which would mask nothing on a narrow map.
         h = min(grid[0], round(math.sqrt(area * aspect)))
         w = min(grid[1], round(math.sqrt(area / aspect)))
         top, start = int(torch.randint(grid[0] - h + 1, ())), int(torch.randint(grid[1] - w + 1, ()))

@@ -1,4 +1,4 @@
-"""Teachers: trained models that give targets, and models that train with one."""
+"""Teachers: trained models that give targets, and the base of models that train with one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -47,7 +47,7 @@ class Teacher(nn.Module):
         return self
 
     def init_weights(self) -> None:
-        """Load the weights; of several processes of a node, one downloads them."""
+        """Load the weights; one process per node downloads them."""
         if self.timm is not None:
             self.model.load_state_dict(read(f"timm://{self.timm}")["state_dict"])
         elif hasattr(self.model, "init_weights"):
@@ -57,7 +57,7 @@ class Teacher(nn.Module):
     def forward(self, images: Tensor, size: tuple[int, int] | None = None) -> Tensor | tuple[Tensor, ...]:
         """The output of the model for RGB images ``[B, 3, H, W]`` with values in [0, 1].
 
-        `size` (h, w) in pixels takes the place of `image_size`.
+        `size` (h, w) in pixels overrides `image_size`.
         """
         if size is None and self.image_size is not None:
             size = (self.image_size, self.image_size)
@@ -80,11 +80,11 @@ def _register_statistics(module: nn.Module, mean: Sequence[float], std: Sequence
 class ModelWithTeacher(BaseModel):
     """A backbone that may train with a teacher.
 
-    `teacher` is a `Teacher` or None, and no submodule: it is in no checkpoint and no optimiser, and `train()` leaves it
-    in eval mode. Deep copies of the model, such as an average of its weights, share it.
+    `teacher` is a `Teacher` or None. It is not a submodule: it is in no checkpoint and no optimiser, and `train()`
+    leaves it in eval mode. Deep copies of the model, such as an average of its weights, share it.
 
     Args:
-        mean, std: Statistics of the model's RGB images, whose values were in [0, 1]. They come normalised.
+        mean, std: Statistics by which the model's images were normalised, for RGB values in [0, 1].
         data_preprocessor: Stacks the images of a batch by default.
     """
 
@@ -111,5 +111,5 @@ class ModelWithTeacher(BaseModel):
             self.teacher.init_weights()
 
     def raw(self, images: Tensor) -> Tensor:
-        """Images ``[B, 3, H, W]`` with values in [0, 1] again."""
+        """Undo the normalisation of images ``[B, 3, H, W]``: values in [0, 1]."""
         return images * self.std + self.mean

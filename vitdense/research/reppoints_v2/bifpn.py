@@ -42,8 +42,9 @@ class Fuse(nn.Module):
 
 
 class BiFPNLayer(nn.Module):
-    """A top-down pass, then a bottom-up pass, over maps that each have half the size of the one before, rounded up.
-    Maps that have other channels than the outputs get a 1x1 convolution first.
+    """A top-down pass, then a bottom-up pass, over maps that halve in size, rounded up.
+
+    Maps with other channels than the outputs get a 1x1 convolution first.
     """
 
     def __init__(self, in_channels: Sequence[int], out_channels: int) -> None:
@@ -113,9 +114,7 @@ class BiFPN(Module):
         )
 
     def forward(self, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Maps ``[B, C_i, h_i, w_i]``, each half as large as the one before, rounded up, to ``[B, out_channels, h_i,
-        w_i]``.
-        """
+        """Maps ``[B, C_i, h_i, w_i]`` that halve in size, rounded up, to ``[B, out_channels, h_i, w_i]``."""
         if tuple(x.shape[1] for x in maps) != self.in_channels:
             raise OptionError(
                 f"BiFPN: got maps of {[x.shape[1] for x in maps]} channels, expected {list(self.in_channels)}; set "

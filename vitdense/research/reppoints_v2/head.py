@@ -40,7 +40,7 @@ _conv_gn_relu = partial(ConvModule, norm_cfg=dict(type="GN", num_groups=32))
 def giou_loss_plus_one(boxes: Tensor, targets: Tensor) -> Tensor:
     """GIoU loss [n] of boxes [n, 4] with 1 added to every width and height, in units of the boxes.
 
-    The head's unit is 4 strides, so 1 is much. It also gives boxes that are slightly inverted an area.
+    The head's unit is 4 strides, so 1 is large. It also gives slightly inverted boxes an area.
     """
     shared = torch.cat([torch.maximum(boxes[:, :2], targets[:, :2]), torch.minimum(boxes[:, 2:], targets[:, 2:])], 1)
     hull = torch.cat([torch.minimum(boxes[:, :2], targets[:, :2]), torch.maximum(boxes[:, 2:], targets[:, 2:])], 1)
@@ -51,7 +51,7 @@ def giou_loss_plus_one(boxes: Tensor, targets: Tensor) -> Tensor:
 
 
 def semantic_focal_loss(logits: Tensor, weights: Tensor, alpha: float = 0.25, gamma: float = 2.0) -> Tensor:
-    """Focal loss of cells of classes, a scalar; positive are those with weights above 0, of the shape of the logits.
+    """Focal loss of the semantic map, a scalar. Cells with a weight above 0 are positive; weights [..] as logits.
 
     Positives are averaged by their weights, negatives are divided by the number of positives.
     """
@@ -63,10 +63,9 @@ def semantic_focal_loss(logits: Tensor, weights: Tensor, alpha: float = 0.25, ga
 
 
 class CornerPooling(nn.Module):
-    """Finds a corner (CornerNet): sums the maxima along two directions, modes of mmcv's `CornerPool`, and adds the
-    input.
+    """Corner pooling (CornerNet): the sum of maxima along two directions and the input.
 
-    Modules have the names of the authors' weights.
+    Directions are modes of mmcv's `CornerPool`. Modules have the names of the authors' weights.
     """
 
     def __init__(self, channels: int, corner_dim: int, directions: tuple[str, str]) -> None:
@@ -160,7 +159,7 @@ class RepPointsV2Head(BaseDenseHead):
         self.loss_offset = SmoothL1Loss(beta=1 / 9, reduction="sum")
 
     def init_weights(self) -> None:
-        """Normal of 0.01, with a probability of 0.01 for classes and corners; others as their modules make them."""
+        """Normal with std 0.01, and initial probability 0.01 for classes and corners; other modules keep theirs."""
         super().init_weights()
         prior = bias_init_with_prob(0.01)
         scores = ("cls_out", "sem_out", "score_out")
@@ -179,7 +178,6 @@ class RepPointsV2Head(BaseDenseHead):
         return multi_apply(self.forward_single, maps)
 
     def forward_single(self, x: Tensor) -> tuple[Tensor, ...]:
-        """`forward` of one level."""
         classes, points = self.cls_convs(x), self.reg_convs(x)
         shared = self.shared_convs(points)
         semantic = self.reppoints_sem_out(shared)  # [B, num_classes, h, w]
@@ -294,9 +292,9 @@ class RepPointsV2Head(BaseDenseHead):
     ) -> list[InstanceData]:
         """Boxes, scores and labels of every image after NMS; `cfg` replaces `test_cfg`.
 
-        As the authors, and unlike mmdet's other heads: the best points of a level keep all their classes. Except on the
-        finest level, corners move to those that the heatmap of a finer level has found. Points may come in the wrong
-        order: boxes without width or height are dropped, as in mmdet's other heads.
+        As in the authors' code, and unlike in mmdet's other heads, the best points of a level keep all their classes.
+        Except on the finest level, corners move to the corners found in the heatmap of a finer level. Boxes without
+        width or height, whose points are in the wrong order, are dropped.
         """
         cfg = cfg or self.test_cfg
         cls_scores, _, pts_refine, hm_scores, hm_offsets, _ = outs
@@ -327,15 +325,15 @@ class RepPointsV2Head(BaseDenseHead):
 
 
 def refine_corners(boxes: Tensor, scores: Tensor, offsets: Tensor, stride: int) -> Tensor:
-    """Boxes in pixels [n, 4] with each corner at the best of the four cells around it, plus the offset there.
+    """Move each corner of boxes [n, 4] in pixels to the best of the four cells around it, plus the offset there.
 
-    Maps, `stride` pixels apart, have the scores of top-left and bottom-right corners [2, h, w], and the offsets (x, y)
-    of both in strides [4, h, w]. They have 2x2 cells at least: pad images to 32 pixels.
+    The maps, with cells of `stride` pixels, have scores of top-left and bottom-right corners [2, h, w], and the offsets
+    (x, y) of both in strides [4, h, w]. They have at least 2x2 cells: pad images to 32 pixels.
     """
     h, w = scores.shape[1:]
     x, y = (boxes.view(-1, 2, 2) / stride).floor().long().unbind(-1)  # [n, 2] each
     ahead = torch.arange(2, device=boxes.device)
-    window = (w * ahead[:, None] + ahead).flatten()  # [4]: a cell, those to the right, below and both
+    window = (w * ahead[:, None] + ahead).flatten()  # [4]: a cell and its neighbours right, below and both
     cells = (w * y.clamp(0, h - 2) + x.clamp(0, w - 2))[..., None] + window  # [n, 2, 4]
     best = scores.flatten(1).expand(len(boxes), -1, -1).gather(2, cells).argmax(2, keepdim=True)  # [n, 2, 1]
     cell = cells.gather(2, best)  # [n, 2, 1]
@@ -345,7 +343,6 @@ def refine_corners(boxes: Tensor, scores: Tensor, offsets: Tensor, stride: int) 
 
 
 def _clamp(boxes: Tensor, img_shape: tuple[int, int]) -> Tensor:
-    """Boxes [n, 4] cut at the image of (height, width)."""
     h, w = img_shape[:2]
     return torch.stack([boxes[:, i].clamp(0, side) for i, side in enumerate((w, h, w, h))], 1)  # [n, 4]
 
@@ -356,7 +353,7 @@ def _flat(maps: Sequence[Tensor]) -> Tensor:
 
 
 def _boxes(point_maps: Sequence[Tensor], points: Tensor) -> Tensor:
-    """Boxes [B, N, 4] in pixels of point sets ``[B, 18, h, w]``: the first two points, (y, x), are the corners."""
+    """Boxes [B, N, 4] in pixels from point sets ``[B, 18, h, w]``, whose first two points (y, x) are the corners."""
     corners = _flat(point_maps)[..., :4].unflatten(-1, (2, 2)).flip(-1)  # [B, N, 2, 2], (x, y)
     return (points[:, None, :2] + corners * points[:, None, 2:]).flatten(2)  # [B, N, 4]
 

@@ -1,4 +1,4 @@
-"""Our names of a ResNet with local self-attention. Nobody else has such files."""
+"""Our names of a ResNet with local self-attention. No weights of others were published."""
 
 from vitdense.checkpoint.rename import Scheme
 from vitdense.checkpoint.schemes import CLASSIFIER, Family, same

@@ -12,10 +12,10 @@ from vitdense.research.sasa.sizes import SASAArch
 
 
 class LocalConv(nn.Module):
-    """Local self-attention in the place of a 3x3 convolution ("Stand-alone self-attention" section 3.2).
+    """Local self-attention in place of a 3x3 convolution ("Stand-alone self-attention" section 3.2).
 
-    The product of the query with row and column offsets is added to the logits, which are not scaled. Keys outside of
-    the map are masked. The mean over 2x2 pixels follows where the convolution has a stride of 2.
+    The product of the query with row and column offsets is added to the unscaled logits. Keys outside of the map are
+    masked. If the convolution has a stride of 2, average pooling over 2x2 pixels follows.
     """
 
     def __init__(self, dim: int, arch: SASAArch, stride: int) -> None:
@@ -30,8 +30,8 @@ class LocalConv(nn.Module):
         if self.stride == 1:
             return x
         h, w = x.shape[2:]
-        # The mean of the last row is of that row alone. While a model is compiled, one program serves all sizes; eager,
-        # padding by nothing would copy the map.
+        # Pads odd sizes by the last row and column. While compiling always, so that one program serves all sizes; in
+        # eager mode, padding by nothing would copy the map.
         if torch.compiler.is_compiling() or h % 2 or w % 2:
             x = F.pad(x, (0, (w + 1) // 2 * 2 - w, 0, (h + 1) // 2 * 2 - h), mode="replicate")
         return F.avg_pool2d(x, 2)  # [B, C, h, w]

@@ -11,9 +11,9 @@ from vitdense.models.resnet.sizes import ResNetArch
 class SASAArch(ResNetArch):
     """Sizes of a ResNet of bottlenecks with local self-attention."""
 
-    local_stages: tuple[int, ...] = (0, 1, 2, 3)  # from 0, whose bottlenecks have attention for the 3x3 convolution
-    kernel: int = 7  # side of its neighbourhood
-    num_heads: int = 8  # its heads
+    local_stages: tuple[int, ...] = (0, 1, 2, 3)  # stages, from 0, with attention in place of 3x3 convolutions
+    kernel: int = 7  # side of the neighbourhood
+    num_heads: int = 8  # attention heads
 
     def __post_init__(self) -> None:
         super().__post_init__()

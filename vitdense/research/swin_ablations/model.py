@@ -1,6 +1,6 @@
-"""Ablations of Swin's attention (Liu et al., ICCV 2021, Tables 4 to 6), with its parameters as far as they have them.
+"""Ablations of Swin's attention (Liu et al., ICCV 2021, Tables 4 to 6).
 
-Their checkpoints have the keys of Swin: `SlidingSwin` loads the weights of any Swin.
+Parameters have the names of Swin: `SlidingSwin` loads the weights of any Swin.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from vitdense.research.swin_ablations.performer import PerformerAttention
 class PositionAttention(WindowAttention):
     """Values weighted by the softmax of the relative position bias alone (Table 4, "rel. pos. w/o app.").
 
-    There are no queries and keys, for nothing would read them: every window of a layer has the same weights.
+    There are no queries and keys: every window of a layer has the same attention weights.
     """
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:
@@ -41,8 +41,8 @@ class PositionAttention(WindowAttention):
         return torch.cat([self.weighted(of_part[..., :tokens], part) for of_part, part in parts])  # [B*nW, N, C]
 
     def weighted(self, bias: Tensor, v: Tensor) -> Tensor:
-        """Values ``[n, N, C]`` of windows that repeat the m windows of `bias`, ``[m, heads, N, N]``, to the same."""
-        # The windows that share weights become channels: a batch of images is one product, of any number of them.
+        """Weight values ``[n, N, C]`` by `bias` ``[m, heads, N, N]``; window i has the bias i modulo m."""
+        # Windows that share weights become channels, so that a batch of any size is one product.
         m, heads = bias.shape[:2]
         repeats = v.shape[0] // m if m else 0
         v = v.unflatten(-1, (heads, self.spec.dim // heads)).unflatten(0, (repeats, m))  # [n/m, m, N, heads, d]
@@ -54,8 +54,8 @@ class PositionAttention(WindowAttention):
 class SlidingAttention(LocalAttention):
     """Multi-head self-attention of every position to the window around it: "sliding window" (Tables 5 and 6).
 
-    It has the parameters of `WindowAttention`. Of the bias table the centre is used, for keys up to half a window away.
-    The window is square; one of even sides is one row and column less, to have a centre.
+    It has the parameters of `WindowAttention`, and uses the centre of the bias table, for keys up to half a window
+    away. The window is square; an even side is reduced by one, so that there is a centre.
     """
 
     def __init__(self, spec: BlockSpec, qkv_bias: bool, relative_bias: bool) -> None:

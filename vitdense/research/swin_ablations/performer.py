@@ -11,19 +11,19 @@ EPSILON = 1e-4  # the authors', added to every feature: no sum of them is zero
 
 
 def orthogonal_features(number: int, dim: int) -> Tensor:
-    """Random vectors ``[number, dim]``, each as long as a normal one, in groups of `dim` orthogonal ones."""
+    """Random vectors ``[number, dim]`` with the lengths of normal ones, in groups of `dim` orthogonal vectors."""
     groups = []
     for _ in range(math.ceil(number / dim)):
         q, r = torch.linalg.qr(torch.randn(dim, dim))  # [dim, dim] each
-        groups.append(q * r.diagonal().sign())  # without the signs some directions are likelier, and kernels biased
+        groups.append(q * r.diagonal().sign())  # without the signs the directions, and so the kernels, are biased
     return torch.cat(groups)[:number] * torch.randn(number, dim).norm(dim=1, keepdim=True)
 
 
 class PerformerAttention(nn.Module):
     """Multi-head self-attention with ``exp(q k)`` as a product of positive random features.
 
-    There are no logits, hence no `attend` and no bias: values are summed once for all queries. Features, ``d log d`` of
-    them for heads of d channels, are drawn once and kept in checkpoints.
+    Values are summed once for all queries, so there are no logits, no `attend` and no bias. Heads of d channels have
+    ``d log d`` features, which are drawn once and kept in checkpoints.
     """
 
     attends_over = "BHWC"
@@ -42,13 +42,13 @@ class PerformerAttention(nn.Module):
         # In float32 at least: sums over a map are too large for half precision.
         wide = torch.promote_types(v.dtype, torch.float32)
         with without_autocast(x):
-            # What is subtracted in the exponent cancels: it may differ by query, but not by key.
+            # A shift of the exponents cancels if it is the same for all keys; it may differ by query.
             q, k = self.kernel(q.to(wide), (-1,)), self.kernel(k.to(wide), (-2, -1))  # [B, heads, N, m] each
             y = (q @ (k.mT @ v.to(wide))) / (q @ k.sum(-2)[..., None])  # [B, heads, N, d]
         return self.proj(copied(y.to(v.dtype).transpose(1, 2)).view(x.shape))
 
     def kernel(self, x: Tensor, same: tuple[int, ...]) -> Tensor:
-        """Positive features ``[B, heads, N, m]`` of ``[B, heads, N, d]``, times a factor, the same along some axes."""
+        """Positive features ``[B, heads, N, m]`` of ``[B, heads, N, d]``, up to a factor that is equal along `same`."""
         y = x * x.shape[-1] ** -0.25
         y = y @ self.features.to(y.dtype).T - y.square().sum(-1, keepdim=True) / 2  # [B, heads, N, m]
         return (y - y.amax(same, keepdim=True)).exp() + EPSILON

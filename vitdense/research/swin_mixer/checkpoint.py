@@ -23,7 +23,6 @@ def from_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def to_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of `from_grouped`."""
     if weight.shape[1] != weight.shape[2]:
         raise CheckpointMismatchError(
             f"the window of a spatial_mlp.weight of shape {tuple(weight.shape)} is not square and cannot be written "

@@ -32,7 +32,7 @@ class WindowLinear(nn.Module):
     def __init__(self, spec: BlockSpec) -> None:
         super().__init__()
         self.window = spec.window
-        # Outputs, then inputs, each with both axes: so it can be resized to another window.
+        # Outputs, then inputs, with two axes each, so that the weight can be resized to another window.
         self.weight = nn.Parameter(torch.empty(spec.num_heads, *spec.window, *spec.window))
         self.bias = nn.Parameter(torch.zeros(spec.num_heads, *spec.window))
         trunc_normal_(self.weight, std=0.02)
@@ -56,12 +56,12 @@ class WindowLinear(nn.Module):
 
 
 class SwinMixerBlock(SwinBlock):
-    """A Swin block with a `WindowLinear` in place of attention. Parameters have the authors' names."""
+    """A Swin block with `WindowLinear` in place of attention. Parameters have the authors' names."""
 
     mixer = "spatial_mlp"
 
     def layout(self, x: Tensor) -> None:
-        """None: windows of a shifted grid are made in the layer."""
+        """None: the layer itself partitions the map."""
 
     def mix(self, x: Tensor, windows: None) -> Tensor:
         return self.spatial_mlp(x)

@@ -3,7 +3,7 @@
 from vitdense.families import RELEASES, Model
 from vitdense.models.swin.sizes import SwinArch
 
-# Swin Table 6 and the authors' configs/swinmlp. D are the channels per head; base, which the paper calls D24, has 32.
+# Swin Table 6 and the authors' configs/swinmlp. D is the channels per head; base has 32, though the paper calls it D24.
 SWIN_MIXER = {
     "tiny_d24": SwinArch(96, (2, 2, 6, 2), (4, 8, 16, 32)),
     "tiny_d12": SwinArch(96, (2, 2, 6, 2), (8, 16, 32, 64)),

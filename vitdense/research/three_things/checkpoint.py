@@ -1,4 +1,4 @@
-"""Naming schemes of ViTs with parallel branches: ours, the authors', timm's. The first branch has the names of ViT."""
+"""Naming schemes of ViTs with parallel branches: ours, the authors', timm's. The first branch has ViT's names."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from vitdense.models.vit.checkpoint import FAMILY as VIT
 from vitdense.models.vit.checkpoint import TIMM
 from vitdense.models.vit.foundation import ATTENTION, MLP, block_of
 
-BRANCHES = range(4)  # of a block, at most
+BRANCHES = range(4)  # a block has at most four
 
 
 def _branch(name: str, n: int) -> str:
@@ -21,7 +21,6 @@ def _branch(name: str, n: int) -> str:
 
 
 def _branches(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Rules of a ViT, and rules of further branches, which have our names in both schemes."""
     rules = tuple(rules)
     of_blocks = [rule for rule in rules if isinstance(rule.ours, str) and rule.ours.startswith("blocks.{i}.")]
     further = (
@@ -33,7 +32,6 @@ def _branches(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _timm(n: int) -> tuple[Rule, ...]:
-    """One of timm's parallel attentions and MLPs."""
     attention = block_of({"norm.*": "norm1.*", **ATTENTION, "ls.gamma": "gamma_1"}, f"blocks.{{i}}.attns.{n}.")
     mlp = block_of({"norm.*": "norm2.*", **MLP, "ls.gamma": "gamma_2"}, f"blocks.{{i}}.ffns.{n}.")
     return tuple(replace(rule, ours=_branch(rule.ours, n)) for rule in (*attention, *mlp))

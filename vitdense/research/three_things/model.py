@@ -18,13 +18,13 @@ from vitdense.models.vit.model import BlockSpec, ViT, ViTBlock
 class ParallelBlock(ViTBlock):
     """Attention branches in parallel, then MLP branches in parallel (section 3).
 
-    The second branches have the authors' names: norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1; further ones count
-    on. Branches of a kind read the same input and are dropped independently.
+    The second branches have the authors' names norm11, attn1, gamma_1_1, norm21, mlp1, gamma_2_1; further branches
+    count on. Parallel branches read the same input and are dropped independently.
     """
 
     def __init__(self, spec: BlockSpec, mlp_ratio: float, parallel: int) -> None:
         super().__init__(spec, mlp_ratio)
-        self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # ends of names
+        self.branches = [("", ""), *((str(n), f"_{n}") for n in range(1, parallel))]  # suffixes of names
         for tail, gamma_tail in self.branches[1:]:
             block = ViTBlock(spec, mlp_ratio)
             for name, module in block.named_children():
@@ -44,7 +44,7 @@ class ParallelBlock(ViTBlock):
         return x
 
 
-# Convolutions of the stems of "Three things" Table 7: what divides the channels of their result, kernel and stride.
+# Convolutions of the stems of "Three things" Table 7: divisor of the output channels, kernel and stride.
 LINEAR = ((1, 16, 16),)
 GRAHAM = ((8, 3, 2), (4, 3, 2), (2, 3, 2), (1, 3, 2))
 HMLP = ((4, 4, 4), (4, 2, 2), (1, 2, 2))
@@ -53,9 +53,9 @@ HMLP = ((4, 4, 4), (4, 2, 2), (1, 2, 2))
 class ConvStem(nn.Module):
     """Patches of 16x16 pixels by convolutions with GELU between: the stems of "Three things" (section 5, Table 7).
 
-    With `HMLP` or `LINEAR`, no convolution sees across the border of a patch: masking patches before the stem and
-    masking tokens after it are the same. (Not with statistics of BN in training.) Those of `GRAHAM`, the stem of LeViT,
-    overlap, and have no bias.
+    With `HMLP` or `LINEAR`, no convolution sees across the border of a patch. Masking patches before the stem is then
+    the same as masking tokens after it, except for BN statistics in training. The convolutions of `GRAHAM`, the stem of
+    LeViT, overlap and have no bias.
 
     Args:
         patch_size: 16; any other is an error.
@@ -93,8 +93,8 @@ class ConvStem(nn.Module):
         return self.proj(pad_to_multiple(x, self.patch_size)).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
-# By name; all take image channels, channels and the patch size. The order of norm and GELU of linear stems, which the
-# paper does not print, is that of the others.
+# Name -> stem, from image channels, channels and patch size. The paper does not print the order of norm and GELU in
+# linear stems; it is taken from the other stems.
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "patch": partial(PatchEmbed, norm=None),
     "linear_bn": partial(ConvStem, convs=LINEAR, norm=SyncBatchNorm),

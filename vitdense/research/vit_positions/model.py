@@ -33,7 +33,7 @@ class AxialPosition(nn.Module):
         return torch.cat([columns, rows], dim=-1) + x
 
 
-# From the pretraining grid and the channels.
+# Name -> embedding, from the pretraining grid and the channels.
 POSITIONS = {"2d": AxialPosition, "none": lambda grid, dim: nn.Identity()}
 
 

@@ -1,4 +1,4 @@
-"""EoMT and PMT as heads of mmdet. Losses, matching and targets are mmdet's of Mask2Former."""
+"""EoMT and PMT as heads of mmdet, with the losses, matching and targets of its Mask2Former."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +24,7 @@ from vitdense.models.vit.model import BlockSpec, ViTBlock
 from vitdense.models.vit.sizes import ViTArch
 from vitdense.models.vit.tokens import Joint, Tokens
 
-NO_OBJECT = 0.1  # weight of the class
+NO_OBJECT = 0.1  # weight of the class "no object"
 CLASS, MASK, DICE = 2.0, 5.0, 5.0  # weights of the losses, and of the costs of matching
 COSTS = [
     {"type": "mmdet.ClassificationCost", "weight": CLASS},
@@ -34,7 +34,7 @@ COSTS = [
 
 
 class ClassLoss(CrossEntropyLoss):
-    """mmdet's cross entropy, normalised over all processes: several have the gradient of one with all images."""
+    """mmdet's cross entropy, normalised over all processes, so that gradients equal one process with all images."""
 
     def forward(self, pred: Tensor, target: Tensor, weight: Tensor, avg_factor: Tensor) -> Tensor:
         """Logits ``[N, classes]`` and labels, weights ``[N]``."""
@@ -44,19 +44,19 @@ class ClassLoss(CrossEntropyLoss):
 class MaskTransformerHead(Mask2FormerHead):
     """Queries that attend together with the tokens of a plain ViT, as a head for mmdet's `Mask2Former`.
 
-    In training, something is predicted before each of the blocks and after the last, from masked attention; otherwise
-    once, without masks. `MaskAnnealingHook` ends masked attention in the course of a training.
+    In training it predicts before each block and after the last, with masked attention; otherwise once, without masks.
+    `MaskAnnealingHook` phases masked attention out during a training.
 
     Args:
-        in_channels: Channels of the maps, equal ones.
+        in_channels: Channels of the maps, all equal.
         num_things_classes: Classes of things, the first labels.
         num_stuff_classes: Classes of stuff.
-        num_queries: Q; the authors: 200, for semantic segmentation 100.
-        num_blocks: Blocks that queries take part in.
+        num_queries: Q; the authors use 200, and 100 for semantic segmentation.
+        num_blocks: Blocks in which queries take part.
         patch_size: Side of the trunk's patches, in pixels.
-        train_cfg: ``num_points`` (default 12544), where masks are compared.
-        test_cfg: mmdet passes it on; the fusion head uses it.
-        init_cfg: ``dict(type='Pretrained', checkpoint=...)``, a file with the head alone, is loaded exactly.
+        train_cfg: ``num_points`` at which masks are compared (default 12544).
+        test_cfg: Passed by mmdet and used by the fusion head.
+        init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a file with the head alone, exactly.
     """
 
     family: str  # of naming schemes
@@ -88,7 +88,7 @@ class MaskTransformerHead(Mask2FormerHead):
         self.loss_dice = DiceLoss(naive_dice=True, eps=1.0, loss_weight=DICE)
 
     def init_weights(self) -> None:
-        """As the constructor made them, or of the file of `init_cfg`, exactly; see `load_pretrained`."""
+        """Load the file of `init_cfg` exactly, see `load_pretrained`; without one keep the constructor's weights."""
         if self.init_cfg and not self.is_init:
             options = {key: value for key, value in self.init_cfg.items() if key != "type"}
             with naming_option("init_cfg.checkpoint of the head"):
@@ -99,8 +99,8 @@ class MaskTransformerHead(Mask2FormerHead):
     def forward(
         self, x: Sequence[Tokens | Joint], batch_data_samples: Sequence | None = None
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs of the trunk to class logits ``[B, Q, classes + 1]`` and mask logits ``[B, Q, H/4, W/4]``, a list of
-        each prediction's."""
+        """Outputs of the trunk to two lists: class logits ``[B, Q, classes + 1]`` and mask logits
+        ``[B, Q, H/4, W/4]`` of every prediction."""
         found = self.predict_all(x, self.mask_probabilities if self.training else None)
         return [one.classes for one in found], [one.masks for one in found]
 
@@ -108,7 +108,7 @@ class MaskTransformerHead(Mask2FormerHead):
         raise NotImplementedError  # see `decode`
 
     def loss_by_feat(self, all_cls_scores: list[Tensor], all_mask_preds: list[Tensor], *others: Any) -> dict:
-        """As mmdet's, in float32: sums over points exceed float16."""
+        """mmdet's losses in float32: sums over points exceed float16."""
         with without_autocast(all_cls_scores[0]):
             scores, masks = ([x.float() for x in logits] for logits in (all_cls_scores, all_mask_preds))
             return super().loss_by_feat(scores, masks, *others)
@@ -116,8 +116,10 @@ class MaskTransformerHead(Mask2FormerHead):
 
 @MODELS.register_module()
 class EoMTHead(MaskTransformerHead):
-    """Encoder-only mask transformer (Kerssies et al., CVPR 2025): on a `JointViT`, whose last blocks, with their
-    weights and the last norm, are the decoder. Arguments: see `MaskTransformerHead`."""
+    """Encoder-only mask transformer (Kerssies et al., CVPR 2025) on a `JointViT`.
+
+    The last blocks and the last norm of the trunk are the decoder. For arguments see `MaskTransformerHead`.
+    """
 
     family = "eomt"
 
@@ -133,7 +135,7 @@ class EoMTHead(MaskTransformerHead):
 
 
 class Lateral(nn.Module):
-    """A tap of a frozen trunk: batch norm over all tokens, a residual MLP of half the channels, a factor a channel."""
+    """A tap of a frozen trunk: batch norm over all tokens, a residual MLP of half the width, a factor per channel."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -156,7 +158,7 @@ class PMTHead(MaskTransformerHead):
     Args:
         in_channels: Channels of the taps.
         num_heads: Attention heads.
-        rope_augment: See `ViT`; of the head's own rotary positions.
+        rope_augment: See `ViT`; applies to the head's own rotary positions.
         **options: See `MaskTransformerHead`.
     """
 

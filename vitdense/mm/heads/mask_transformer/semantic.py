@@ -9,7 +9,7 @@ from vitdense.mm.registry import MODELS
 
 
 class _Semantic(Mask2FormerHead):
-    """What mmseg asks of a head: a mask per class of the image as target, logits per pixel as result."""
+    """mmseg's interface: a mask for every class of the image as target, logits for every pixel as result."""
 
     def __init__(self, num_classes: int, ignore_index: int = 255, **options: Any) -> None:
         # mmseg's own would make a second classifier.

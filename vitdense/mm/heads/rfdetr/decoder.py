@@ -17,7 +17,7 @@ from vitdense.layers.deformable import deform_attend
 from vitdense.layers.layout import without_autocast
 
 PROPOSAL = 0.05  # width and height of the box at every position
-MARGIN = 0.01  # boxes whose numbers are not between it and 1 minus it are not proposed
+MARGIN = 0.01  # boxes are proposed if their four numbers are between this and 1 minus this
 
 
 class Boxes(NamedTuple):
@@ -28,9 +28,9 @@ class Boxes(NamedTuple):
 
 
 def moved(boxes: Tensor, deltas: Tensor) -> Tensor:
-    """Boxes ``[..., 4]`` moved by their own size times the first two numbers of deltas, and scaled by exp of the rest.
+    """Boxes ``[..., 4]`` moved by their size times the first two deltas, and scaled by exp of the other two.
 
-    In float32: half precision has fewer places than images pixels.
+    Computed in float32: half precision cannot tell all pixels of an image apart.
     """
     with without_autocast(boxes):
         boxes, deltas = boxes.float(), deltas.float()
@@ -39,9 +39,9 @@ def moved(boxes: Tensor, deltas: Tensor) -> Tensor:
 
 
 def proposals(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Boxes at the centres of a map ``[B, C, h, w]``, ``[N, 4]``, and whether they are proposed, ``[N, 1]``.
+    """Boxes at the positions of a map ``[B, C, h, w]``, ``[N, 4]``, and whether they are proposed, ``[N, 1]``.
 
-    Those that are not are all 0.
+    Boxes that are not proposed are 0.
     """
     rows, columns = ((torch.arange(n, device=x.device) + 0.5) / n for n in x.shape[2:])  # [h], [w]
     h, w = x.shape[2:]
@@ -52,7 +52,7 @@ def proposals(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Selection(nn.Module):
-    """The first stage: of all positions of a map, the ones with the highest class logits."""
+    """The first stage: selects the positions of a map with the highest class logits."""
 
     def __init__(self, dim: int, num_classes: int) -> None:
         super().__init__()
@@ -60,22 +60,21 @@ class Selection(nn.Module):
         self.classes, self.box = nn.Linear(dim, num_classes), MLP(dim, dim, 4, 3)
 
     def forward(self, memory: Tensor, places: Tensor, number: int) -> tuple[Tensor, Boxes]:
-        """Rows of ``[B, N, dim]``, and what they predict for boxes ``[N, 4]``: ``[B, number, dim]``, and `Boxes`.
+        """Select rows of ``[B, N, dim]``: ``[B, number, dim]``, and their `Boxes`, predicted from boxes ``[N, 4]``.
 
-        Of a map with fewer positions, the first one several times.
+        If N is less than `number`, the first row is repeated.
         """
         rows = self.proj(memory)  # [B, N, dim]
         best = self.classes(self.norm(rows)).amax(-1)  # [B, N]
         best = F.pad(best, (0, number), value=-math.inf).topk(number).indices  # [B, number]
         best = torch.where(best < memory.shape[1], best, 0)
-        # The norm again, of few rows: no map of it is kept for them.
+        # The norm again, of the selected rows only: the backward pass need not keep the whole map.
         rows = self.norm(rows.gather(1, best[..., None].expand(-1, -1, rows.shape[2])))  # [B, number, dim]
         return rows, Boxes(self.classes(rows), moved(places[best], self.box(rows)))
 
 
 class BoxAttention(nn.Module):
-    """Deformable attention (Zhu et al., ICLR 2021) of one map, at points of each head that are scaled by the box of a
-    query."""
+    """Deformable attention (Zhu et al., ICLR 2021) to one map, at points scaled by the box of a query."""
 
     def __init__(self, dim: int, num_heads: int, num_points: int) -> None:
         super().__init__()
@@ -85,7 +84,7 @@ class BoxAttention(nn.Module):
         self.value_proj, self.output_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
     def init_weights(self) -> None:
-        """At the start, head i looks into the i-th direction, its points half as far apart as the box allows."""
+        """Head i starts with points in the i-th direction, evenly spaced from the centre to the edge of the box."""
         for layer in (self.value_proj, self.output_proj):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -100,7 +99,7 @@ class BoxAttention(nn.Module):
             self.sampling_offsets.bias.copy_((directions[:, None] * steps).flatten())
 
     def forward(self, queries: Tensor, memory: Tensor, size: tuple[int, int], boxes: Tensor) -> Tensor:
-        """Queries ``[B, Q, dim]`` on boxes ``[B, Q, 4]`` read a map (h, w) ``[B, N, dim]``; to ``[B, Q, dim]``."""
+        """Queries ``[B, Q, dim]`` with boxes ``[B, Q, 4]`` read a map (h, w) ``[B, N, dim]``: ``[B, Q, dim]``."""
         values = self.value_proj(memory).unflatten(-1, (self.shape[0], -1)).unflatten(1, size)  # [B, h, w, heads, d]
         weights = self.attention_weights(queries).unflatten(-1, (self.shape[0], -1))  # [B, Q, heads, P]
         weights = weights.softmax(-1, dtype=torch.float32).unflatten(-1, self.shape[1:])  # [B, Q, heads, 1, P]
@@ -112,7 +111,7 @@ class BoxAttention(nn.Module):
 
 
 class GroupAttention(nn.Module):
-    """Self-attention inside of groups of rows; keys and queries have positions, values not."""
+    """Self-attention within groups of rows. Positions are added to queries and keys, not to values."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__()
@@ -131,8 +130,10 @@ class GroupAttention(nn.Module):
 
 
 class DecoderLayer(GroupAttention):
-    """Self-attention inside of a group, deformable attention, MLP with `ffn_dims` hidden channels, each with a norm
-    after it; `num_heads` are the heads of self-attention and of deformable attention."""
+    """Self-attention within a group, deformable attention and an MLP, each with a norm after it.
+
+    `num_heads` are the heads of self-attention and of deformable attention; `ffn_dims` the hidden channels of the MLP.
+    """
 
     def __init__(self, dim: int, num_heads: tuple[int, int], num_points: int, ffn_dims: int) -> None:
         super().__init__(dim, num_heads[0])
@@ -143,7 +144,7 @@ class DecoderLayer(GroupAttention):
     def forward(
         self, x: Tensor, position: Tensor, memory: Tensor, size: tuple[int, int], boxes: Tensor, groups: int
     ) -> Tensor:
-        """Queries ``[B, G*Q, dim]`` and their positions, of the same shape; for the others see `BoxAttention`."""
+        """Queries and their positions, ``[B, G*Q, dim]`` each, to queries; for other arguments see `BoxAttention`."""
         x = self.norm1(x + self.attend(x, position, groups))
         x = self.norm2(x + self.cross(x + position, memory, size, boxes))
         return self.norm3(x + self.fc2(self.fc1(x).relu()))

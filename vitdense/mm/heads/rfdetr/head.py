@@ -18,16 +18,16 @@ from vitdense.mm.heads.rfdetr.decoder import Boxes, Decoder, Selection, moved, p
 from vitdense.mm.heads.rfdetr.losses import WEIGHTS, Layer, Truth, losses
 from vitdense.mm.registry import MODELS
 
-AT_ONCE = 32  # masks that are enlarged to the image together
+AT_ONCE = 32  # masks that are resized to the image together
 
 
 class Start(NamedTuple):
-    """What the decoder begins with."""
+    """Inputs of the decoder."""
 
     memory: Tensor  # positions of the map, [B, N, C]
     size: tuple[int, int]  # height and width of the map
-    rows: Tensor  # that were selected, [B, G*Q, C]
-    first: Boxes  # what they predict
+    rows: Tensor  # selected positions, [B, G*Q, C]
+    first: Boxes  # their predictions
     queries: Tensor  # [B, G*Q, C]
     boxes: Tensor  # of the queries, [B, G*Q, 4]
     groups: int  # G in training, else 1
@@ -35,30 +35,30 @@ class Start(NamedTuple):
 
 @MODELS.register_module()
 class RFDETRHead(BaseModule):
-    """Queries on boxes that are selected from one map, in groups while training, without suppression.
+    """Queries with boxes selected from one map, in groups during training, without NMS.
 
-    For mmdet's `SingleStageDetector` with a `C2fProjector` as neck. Coordinates are shares of the map, that is of the
-    padded image. Trained models have seen squares, which images of any aspect were stretched to.
+    For mmdet's `SingleStageDetector` with a `C2fProjector` as neck. Coordinates are relative to the map, that is the
+    padded image. The published models were trained on images stretched to squares.
 
     Args:
         num_classes: C.
         in_channels: Channels of the map and the queries.
         stride: Stride of the map in pixels.
-        num_queries: Q, of a group: an image has at most so many objects.
-        num_groups: G, matched each on its own in training (Group DETR, ICCV 2023); the first one predicts.
+        num_queries: Q, queries of a group and most objects of an image in training.
+        num_groups: G, groups that are matched separately in training (Group DETR, ICCV 2023); the first one predicts.
         num_layers: Layers of the decoder.
         num_heads: Heads of self-attention and of deformable attention.
-        num_points: That a head of deformable attention reads.
+        num_points: Points that a head of deformable attention reads.
         ffn_dims: Hidden channels of the decoder's MLPs.
         with_masks: Whether there is a mask branch.
-        train_cfg: mmdet passes it on; not used.
-        test_cfg: ``max_per_img``: pairs of a query and a class that are kept, Q when absent, all where fewer.
+        train_cfg: Passed by mmdet; not used.
+        test_cfg: ``max_per_img``, pairs of a query and a class that are kept; Q by default.
         init_cfg: Not used: a detector is loaded as a whole.
     """
 
     family = "rfdetr"
     Decoder, weights = Decoder, WEIGHTS
-    # A subclass that predicts more of an object: its name in results, its losses, and why tiles are refused.
+    # For a subclass that predicts more per object: its name in results, its losses, and why tiles are refused.
     more: str | None = None
     terms: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]] | None = None
     not_in_tiles: str | None = None
@@ -90,12 +90,12 @@ class RFDETRHead(BaseModule):
         self.masks = MaskBranch(in_channels, num_layers) if with_masks else None
         nn.init.zeros_(self.references.weight)
         for part in (self, *self.selections):
-            nn.init.constant_(part.classes.bias, -math.log(99))  # a probability of 0.01
+            nn.init.constant_(part.classes.bias, -math.log(99))  # initial probability 0.01
             nn.init.zeros_(part.box.layers[-1].weight)
             nn.init.zeros_(part.box.layers[-1].bias)
 
     def start(self, x: Tensor) -> Start:
-        """The first stage, of a map ``[B, C, h, w]``."""
+        """Run the first stage on a map ``[B, C, h, w]``."""
         groups = self.num_groups if self.training else 1
         size, memory = (x.shape[2], x.shape[3]), x.flatten(2).mT  # [B, N, C]
         places, proposed = proposals(x)
@@ -109,7 +109,7 @@ class RFDETRHead(BaseModule):
         return Start(memory, size, rows, first, queries, boxes, groups)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Layer]:
-        """A map ``[B, C, h, w]`` to what the last layer predicts; in training all layers, and last the first stage."""
+        """A map ``[B, C, h, w]`` to predictions of the last layer; in training of all layers, then the first stage."""
         (x,) = maps
         start = self.start(x)
         outs = self.decoder(start.queries, start.memory, start.size, start.boxes, start.groups)
@@ -122,7 +122,6 @@ class RFDETRHead(BaseModule):
         return [Layer(*layer, mask) for layer, mask in zip(layers, masks)]
 
     def extent(self, maps: Sequence[Tensor]) -> tuple[int, int]:
-        """Height and width of a map in pixels."""
         return maps[0].shape[2] * self.stride, maps[0].shape[3] * self.stride
 
     def loss(self, x: Sequence[Tensor], batch_data_samples: Sequence) -> dict[str, Tensor]:
@@ -133,7 +132,7 @@ class RFDETRHead(BaseModule):
             return losses([_float(layer) for layer in layers], truths, self.num_groups, self.weights, self.terms)
 
     def truth(self, instances: InstanceData, h: int, w: int) -> Truth:
-        """Objects of an image in a map that is h x w pixels."""
+        """Objects of an image, relative to a map that covers h x w pixels."""
         boxes = bbox_xyxy_to_cxcywh(instances.bboxes.float()) / instances.bboxes.new_tensor([w, h, w, h])  # [T, 4]
         masks = None
         if self.masks is not None:
@@ -142,8 +141,10 @@ class RFDETRHead(BaseModule):
         return Truth(instances.labels, boxes, masks)
 
     def predict(self, x: Sequence[Tensor], batch_data_samples: Sequence, rescale: bool = False) -> list[InstanceData]:
-        """Maps to the best pairs of a query and a class of every image, with masks of its pixels if there is a branch;
-        `rescale`: in the original image."""
+        """Maps to the best pairs of a query and a class of every image, with masks if there is a branch.
+
+        `rescale`: in pixels of the original image.
+        """
         (layer,), (h, w) = self(x), self.extent(x)
         scores, labels, queries = self.best(layer)
         boxes = bbox_cxcywh_to_xyxy(layer.boxes) * layer.boxes.new_tensor([w, h, w, h])  # [B, Q, 4]
@@ -175,7 +176,7 @@ class RFDETRHead(BaseModule):
         return found
 
     def shown(self, more: Tensor, size: Tensor) -> Tensor:
-        """What a subclass predicts too, of objects ``[..., K, F]``, for an image of this width and height ``[2]``."""
+        """A subclass's further predictions as results for an image of width and height `size`, ``[2]``."""
         raise NotImplementedError
 
     def scores(self, layer: Layer) -> Tensor:
@@ -196,11 +197,11 @@ def _float(layer: Layer) -> Layer:
 
 @MODELS.register_module()
 class BatchResize(nn.Module):
-    """For `batch_augments` of a data preprocessor: images, boxes and masks at a size that is drawn for every batch.
+    """Resize images, boxes and masks to a random size per batch; for `batch_augments` of a data preprocessor.
 
     Args:
-        step: Patch size times windows, in pixels: all sizes are multiples, so that windows are whole.
-        most: Steps by which the shorter side grows or shrinks at most.
+        step: Patch size times windows, in pixels; all sizes are multiples, so that windows are whole.
+        most: Most steps by which the shorter side grows or shrinks.
     """
 
     def __init__(self, step: int, most: int = 5) -> None:

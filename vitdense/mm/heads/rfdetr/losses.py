@@ -1,4 +1,4 @@
-"""Matching and losses of RF-DETR, in float32: G groups of Q queries are matched each on their own (Group DETR).
+"""Matching and losses of RF-DETR, in float32: G groups of Q queries are matched separately (Group DETR).
 
 T objects of an image, C classes. Boxes are (cx, cy, w, h), 0 to 1 of a map.
 """
@@ -18,8 +18,8 @@ from vitdense.layers.mask_branch import PIXELS_PER_POINT, Masks, read_maps, read
 WEIGHTS = {"cls": 1.0, "bbox": 5.0, "giou": 2.0, "mask": 5.0, "dice": 5.0}
 CLASS_COST = 2.0  # the other costs have the weights of the losses
 FOCAL = 0.25  # weight of objects in the cost of classes, and the exponent of the probability in IA-BCE
-LEAST = 0.01  # target of a matched query
-TINY = 1e-12  # of an area
+LEAST = 0.01  # least target of a matched query
+TINY = 1e-12  # least area
 
 
 class Layer(NamedTuple):
@@ -27,8 +27,8 @@ class Layer(NamedTuple):
 
     logits: Tensor  # [B, G*Q, C]
     boxes: Tensor  # [B, G*Q, 4]
-    masks: Masks | None = None  # None for a detector of boxes
-    more: Tensor | None = None  # what a subclass of the head predicts too, [B, G*Q, ...]
+    masks: Masks | None = None
+    more: Tensor | None = None  # further predictions of a subclass of the head, [B, G*Q, ...]
 
 
 class Truth(NamedTuple):
@@ -36,12 +36,11 @@ class Truth(NamedTuple):
 
     labels: Tensor  # [T]
     boxes: Tensor  # [T, 4]
-    masks: Tensor | None = None  # bool [T, H, W], of the pixels of the whole map
-    more: Tensor | None = None  # what a subclass of the head is taught too, [T, ...]
+    masks: Tensor | None = None  # bool [T, H, W], in pixels of the padded image
+    more: Tensor | None = None  # targets of a subclass's further predictions, [T, ...]
 
 
 def overlaps(a: Tensor, b: Tensor, mode: str, is_aligned: bool) -> Tensor:
-    """IoU or generalised IoU of boxes; see `bbox_overlaps`."""
     return bbox_overlaps(bbox_cxcywh_to_xyxy(a), bbox_cxcywh_to_xyxy(b), mode, is_aligned, eps=TINY)
 
 
@@ -79,10 +78,9 @@ def more_costs(found: Tensor, truth: Truth, weights: Mapping[str, float], terms:
     return sum(weights[name] * value for name, value in values.items())
 
 
-# How far what a subclass of a head predicts is from what it is taught, by name, from both and the areas of the objects'
-# boxes, whose shapes are broadcast.
+# Losses of a subclass's further predictions by name, from predictions, targets and box areas, broadcast together.
 Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
-Pairs = list[tuple[Tensor, Tensor]]  # of every image: queries and objects that belong together
+Pairs = list[tuple[Tensor, Tensor]]  # for every image: matched queries and objects
 
 
 @torch.no_grad()
@@ -93,7 +91,7 @@ def match(
     weights: Mapping[str, float] = WEIGHTS,
     terms: Terms | None = None,
 ) -> list[Pairs]:
-    """One query of every group for every object, of every layer; see `losses`."""
+    """Match one query of every group to every object, in every layer; see `losses`."""
     costs = []
     for layer in layers:
         of_parts = [0.0] * len(truths)
@@ -116,8 +114,11 @@ def match(
 
 
 def class_loss(logits: Tensor, index: tuple[Tensor, ...], quality: Tensor) -> Tensor:
-    """The sum of IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR) of logits ``[B, G*Q, C]``:
-    image, query and label of every pair, ``[n]`` each, and the IoU of its boxes, ``[n]``."""
+    """The sum of IoU-aware binary cross entropy (RF-DETR, after Align-DETR and LW-DETR).
+
+    `logits` are ``[B, G*Q, C]``, `index` is image, query and label of every pair, ``[n]`` each, and `quality` the IoU
+    of its boxes, ``[n]``.
+    """
     probability = logits.sigmoid()
     target = (probability[index] ** FOCAL * quality ** (1 - FOCAL)).clamp(min=LEAST).detach()  # [n]
     positive = torch.zeros_like(logits).index_put(index, target)
@@ -144,18 +145,19 @@ def losses(
     weights: Mapping[str, float] = WEIGHTS,
     terms: Terms | None = None,
 ) -> dict[str, Tensor]:
-    """The losses of all layers, weighted. Several processes have the losses of one process with all images.
+    """The weighted losses of all layers, normalised over all processes.
 
     Args:
-        layers: Outputs of the decoder's layers, and last of the first stage.
+        layers: Outputs of the decoder's layers, then of the first stage.
         truths: Objects of every image.
         groups: G.
         weights: Weights of the losses.
-        terms: Losses of what a subclass of the head predicts too.
+        terms: Losses of a subclass's further predictions.
 
     Returns:
-        ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and ``loss_dice``, and `terms`, of the last
-        decoder layer; ``d0.loss_cls`` of the first one, ``enc_loss_cls`` of the first stage.
+        Of the last decoder layer ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and
+        ``loss_dice``, and `terms`. The first layer's have names such as ``d0.loss_cls``, the first stage's such as
+        ``enc_loss_cls``.
     """
     number = layers[0].logits.new_tensor(float(groups * sum(len(truth.labels) for truth in truths)))
     number = reduce_mean(number).clamp(min=1)

@@ -1,4 +1,4 @@
-"""The neck of RF-DETR and LW-DETR: maps of one stride to one map."""
+"""The neck of RF-DETR and LW-DETR: joins maps of one stride."""
 
 from collections.abc import Sequence
 
@@ -31,9 +31,9 @@ class C2fProjector(nn.Module):
 
     Args:
         in_channels: Channels of the maps.
-        out_channels: Channels of the result; the attribute is a tuple, as a backbone's.
+        out_channels: Channels of the result; the attribute is a tuple, as for a backbone.
         num_blocks: Pairs of 3x3 convolutions, on half of the channels.
-        norm: After convolutions: ``'layer'``, over channels, as RF-DETR; ``'batch'``, as LW-DETR.
+        norm: Norm after convolutions: ``'layer'``, over channels, as in RF-DETR; ``'batch'``, as in LW-DETR.
     """
 
     family = "rfdetr_projector"
