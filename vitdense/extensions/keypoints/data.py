@@ -57,7 +57,8 @@ class KeypointDataset(CocoDataset):
         file = Path(options.get("data_root") or "", ann_file)
         if ann_file and file.is_file():
             metainfo = metainfo_of(file, metainfo or {})
-            self.COCOAPI = partial(KeypointCOCO, classes=metainfo["classes"], keypoints=metainfo["keypoints"])
+        about = {**self.METAINFO, **(metainfo or {})}  # a file may be drawn later
+        self.COCOAPI = partial(KeypointCOCO, classes=about["classes"], keypoints=about["keypoints"])
         super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
 
     @staticmethod
