@@ -1,9 +1,8 @@
 """``train --cache-features``: a frozen trunk runs once for every image and view.
 
-What a frozen trunk gives depends on its weights and its input alone. So maps are kept under a digest of both: the trunk
-is asked as before, and runs for inputs that it has not had yet. A changed photo, recipe, view, window or padding is
-another input, whoever changed it, and nothing that is kept can be taken for it; annotations are read as ever. That
-inputs come back is the sampler's part: its ``views``, see `vitdense.mm.data.seeded`.
+The maps of a frozen trunk depend only on its weights and its input, so they are stored under a digest of both. The
+trunk runs only for new inputs. A changed photo, recipe, view, window or padding is a new input; annotations are read
+as ever. The ``views`` of the sampler make inputs repeat, see `vitdense.mm.data.seeded`.
 """
 
 import copy
@@ -29,18 +28,18 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.guard import unwrapped
 
 OPTION = "--cache-features"
-LOOKED_AT = 16  # images of the data, before the start
-TOLERANCE = 1e-2  # relative error of maps that were kept, to what the trunk gives now
-NOT_OF_MAPS = ("init_cfg", "drop_path_rate", "with_cp", "frozen_stages")  # arguments of a frozen trunk
+LOOKED_AT = 16  # images to look at before the start
+TOLERANCE = 1e-2  # relative error of stored maps against the trunk's
+NOT_OF_MAPS = ("init_cfg", "drop_path_rate", "with_cp", "frozen_stages")  # arguments that do not change maps
 
 
 class FeatureCache:
     """The maps of a trunk by its inputs.
 
     Args:
-        store: Where they are kept.
-        spec: How the trunk returns them.
-        expected: Images of a training that may be new; more would not come back.
+        store: Stores the maps.
+        spec: The structure in which the trunk returns them.
+        expected: Most new images of a training; more mean that inputs do not repeat.
 
     Attributes:
         computed: Images that the trunk ran for.
@@ -52,15 +51,15 @@ class FeatureCache:
         self.computed = self.read = 0
 
     def maps(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
-        """What `run` makes of images ``[B, 3, H, W]``.
+        """The output of `run` for images ``[B, 3, H, W]``, stored or computed.
 
         Raises:
-            ConfigError: A training has more inputs than its images have views.
+            ConfigError: A training has more inputs than views of its images.
         """
         keys = [input_sha256(image) for image in x]
         found = {key: self.store.read(key) for key in keys}
         if absent := [key for key, maps in found.items() if maps is None]:
-            new = sum(not self.store.path(key).exists() for key in absent)  # others are damaged, and not counted twice
+            new = sum(not self.store.path(key).exists() for key in absent)  # damaged files are not new
             self.expected -= new * training
             if self.expected < 0:
                 raise ConfigError(
@@ -78,12 +77,11 @@ class FeatureCache:
 
 
 class CachedTrunk(nn.Module):
-    """What extends the class of a trunk that is built, as FSDP2 does: names of weights, hooks and copies stay."""
+    """Mixed into the class of a built trunk, as FSDP2 does, so that names of weights, hooks and copies stay."""
 
     cache: FeatureCache
 
     def forward(self, x: Tensor) -> Any:
-        """As the trunk's."""
         return self.cache.maps(x, self.training, super().forward)
 
 
@@ -98,7 +96,7 @@ def tensors_sha256(tensors: dict[str, Tensor]) -> str:
 
 
 def input_sha256(image: Tensor) -> str:
-    """Digest of an input ``[3, H, W]`` and of the data type that a trunk computes in."""
+    """Digest of an input ``[3, H, W]`` and the data type in which the trunk computes."""
     return tensors_sha256({f"image in {_computes(image)}": image})
 
 
@@ -115,15 +113,15 @@ def trunk_sha256(trunk: nn.Module, options: dict[str, Any]) -> str:
 
 
 def start(runner: Runner, folder: str, dtype: str) -> FeatureCache:
-    """Cache the maps of the trunk of a training that is about to begin. The log says what it takes and spares.
+    """Cache the maps of a training's trunk before it begins, and log the disk space and the time saved.
 
     Args:
-        runner: With the weights that it starts from.
-        folder: See `MapStore`, as `dtype`.
+        runner: The runner, with its initial weights loaded.
+        folder, dtype: See `MapStore`.
 
     Raises:
-        ConfigError: The trunk is not frozen, or its inputs do not come back; the disk is too full; or maps that are
-            kept are not what the trunk gives now.
+        ConfigError: The trunk is not frozen, its inputs do not repeat, the disk is too full, or stored maps differ from
+            the trunk's.
     """
     model, loader = unwrapped(runner.model), runner.train_dataloader
     trunk = frozen_trunk(model)
@@ -160,7 +158,7 @@ def frozen_trunk(model: nn.Module) -> nn.Module:
 
 
 def first_input(model: nn.Module, loader: DataLoader) -> Tensor:
-    """The first image as the trunk gets it, ``[1, 3, H, W]``, after a look at more of them."""
+    """The first image as the trunk gets it, ``[1, 3, H, W]``, after a check of `LOOKED_AT` images."""
     dataset, sampler = dry_step.copy_of(loader.dataset), loader.batch_sampler.sampler
     chosen = [sampler.seeded(i, 0, 0) for i in evenly_spaced(range(len(dataset)), LOOKED_AT)]
     samples = [dataset[index] for index in chosen]
@@ -184,7 +182,7 @@ def first_input(model: nn.Module, loader: DataLoader) -> Tensor:
 
 
 def check_maps(trunk: nn.Module, image: Tensor, store: MapStore) -> TreeSpec:
-    """How a trunk returns maps, if they are maps, the same ones every time, and those that are kept."""
+    """The structure of a trunk's output; raises unless it has maps, equal at every pass and to stored ones."""
     maps, spec = tree_flatten(trunk.train()(image))
     if not all(isinstance(x, Tensor) and x.is_floating_point() and len(x) == 1 for x in maps):
         raise ConfigError(
@@ -195,7 +193,7 @@ def check_maps(trunk: nn.Module, image: Tensor, store: MapStore) -> TreeSpec:
             f"{OPTION}: the trunk gives an image other maps in training than in validation, by random numbers or "
             f"statistics; freeze all of it, without model.backbone.rope_augment and batch norms that train"
         )
-    # The first input that a folder was made with is in it, so that every start compares, whatever its data.
+    # The folder keeps its first input, so that every start can compare, whatever its data.
     name = f"first input in {_computes(image)}"
     before = store.read(name)
     image = image.to(store.dtype).to(image.dtype) if before is None else stacked([before], image.device)[0]
@@ -219,7 +217,7 @@ def _alike(now: Maps, before: Maps) -> bool:
 
 @contextmanager
 def _watched(trunk: nn.Module) -> Iterator[list[tuple[float, int, int]]]:
-    """The passes of a trunk: seconds, images, and values of the maps."""
+    """Record the passes of a trunk: seconds, images, and number of values in the maps."""
     passes, began = [], []
 
     def now() -> float:
@@ -238,7 +236,7 @@ def _watched(trunk: nn.Module) -> Iterator[list[tuple[float, int, int]]]:
 
 
 def _costs(runner: Runner, trunk: nn.Module, store: MapStore, images: int, views: int) -> tuple[int, str]:
-    """Bytes of all maps, and a sentence about the time of epochs, from a step and a validation of few images."""
+    """Bytes of all maps, and a sentence on the time of epochs, measured by a step and a validation of few images."""
     loop = runner.val_loop
     with _watched(trunk) as passes:
         began = time.perf_counter()

@@ -10,15 +10,15 @@ class CacheFeaturesHook(Hook):
     """Run a frozen trunk once for every image and view of a training, and for every image of its validation.
 
     Args:
-        folder: For the maps; see `vitdense.extensions.features.features`.
-        dtype: That they are kept in: ``float16`` or ``float32``.
+        folder: Folder of the maps; see `MapStore`.
+        dtype: Data type of stored maps: ``float16`` or ``float32``.
     """
 
     def __init__(self, folder: str, dtype: str = "float16") -> None:
         self.folder, self.dtype = folder, dtype
 
     def before_train(self, runner) -> None:
-        from vitdense.extensions.features.features import start  # for who uses it
+        from vitdense.extensions.features.features import start  # imported only when used
 
         self.cache = start(runner, self.folder, self.dtype)
 

@@ -1,4 +1,4 @@
-"""Maps of a trunk on disk: a file for every input, under the digest of what the maps depend on."""
+"""Maps of a trunk on disk: a file for every input, named by a digest."""
 
 import json
 import logging
@@ -16,20 +16,19 @@ from vitdense.mm.errors import ConfigError
 
 
 class Maps(NamedTuple):
-    """The maps of one image as they are kept, and what each was: its data type, its sides in the order of memory."""
+    """The stored maps of one image, and the original data type and memory order of each."""
 
-    tensors: list[Tensor]  # their sides in that order
+    tensors: list[Tensor]  # axes in memory order
     layouts: list[list]
 
 
 class MapStore:
-    """A folder of maps. A file is complete or not there and its name says what is in it, so that processes, and
-    trainings one after the other, fill and read one folder without locks.
+    """A folder of maps. Files appear only when complete, so several processes and trainings can share it without locks.
 
     Args:
-        folder: It need not exist. It may have the maps of other trunks.
+        folder: It need not exist, and may have maps of other trunks.
         trunk: Digest of the trunk.
-        dtype: That maps are kept in: ``float16`` or ``float32``.
+        dtype: Data type of stored maps: ``float16`` or ``float32``.
     """
 
     def __init__(self, folder: str | Path, trunk: str, dtype: str) -> None:
@@ -40,7 +39,7 @@ class MapStore:
         return self.folder / key[:2] / f"{key}.safetensors"
 
     def pack(self, maps: Iterable[Tensor]) -> Maps:
-        """The maps of an image as they are kept.
+        """Convert the maps of an image for storage.
 
         Raises:
             ConfigError: Values are beyond float16.
@@ -56,15 +55,15 @@ class MapStore:
         return Maps(tensors, [[str(x.dtype).removeprefix("torch."), order] for x, order in zip(maps, orders)])
 
     def write(self, key: str, maps: Maps) -> None:
-        """Keep the maps of an input.
+        """Store the maps of an input.
 
         Raises:
-            OSError: They cannot be written, as on a full disk; it names the file.
+            OSError: The file, which it names, cannot be written, as on a full disk.
         """
         write_tensors(self.path(key), f"{self.trunk} {key}", maps.tensors, layouts=json.dumps(maps.layouts))
 
     def read(self, key: str) -> Maps | None:
-        """The maps of an input, memory-mapped; None, if there are none yet, or with a warning none that are sound."""
+        """The maps of an input, memory-mapped; None if there are none, or, with a warning, if the file is damaged."""
         path = self.path(key)
         try:
             found = read_tensors(path, f"{self.trunk} {key}")
@@ -76,13 +75,13 @@ class MapStore:
         return found and Maps(found[0], json.loads(found[1]["layouts"]))
 
     def check_room(self, size: int, options: str) -> tuple[int, int]:
-        """See that a number of bytes finds room, in all, with what is there already.
+        """Check that `size` bytes, including maps that are stored already, fit on the disk.
 
         Returns:
-            Bytes that are there, and bytes that are free.
+            Stored bytes and free bytes.
 
         Raises:
-            ConfigError: The disk is too full; `options` take less.
+            ConfigError: The disk is too full. The message names `options` that need less.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         sweep(self.folder)
@@ -97,7 +96,7 @@ class MapStore:
 
 
 def stacked(images: Sequence[Maps], device: torch.device) -> list[Tensor]:
-    """The maps of a batch as the trunk gave them, also in memory: bit for bit, if they are kept in its data type."""
+    """The maps of a batch as the trunk returned them, in the same memory format, and exact if stored in its dtype."""
     batch = []
     for i, (dtype, order) in enumerate(images[0].layouts):
         x = torch.stack([maps.tensors[i].to(device, getattr(torch, dtype)) for maps in images])  # [B, ...]

@@ -8,11 +8,10 @@ if TYPE_CHECKING:
 
     from vitdense.mm.config.arguments import Parser
 
-VIEWS = 4  # of an image whose maps are kept: one costs 2.2 mIoU of a linear head on CamVid, where four cost none
+VIEWS = 4  # views per image by default: a linear head on CamVid loses 2.2 mIoU with one, nothing with four
 
 
 def add_options(parser: "Parser") -> None:
-    """Add ``--cache-features``, ``--views`` and ``--cache-dtype``."""
     from vitdense.mm.config.arguments import whole_number
 
     add = parser.add_argument
@@ -28,7 +27,7 @@ def add_options(parser: "Parser") -> None:
 
 
 def change(cfg: "Config", args: argparse.Namespace) -> None:
-    """Augmentations come back, view by view, and so may the maps of a frozen trunk.
+    """Let augmentations repeat, view by view, and cache the maps of a frozen trunk.
 
     Raises:
         ConfigError: The data have no seed for every draw; or the model is compiled.

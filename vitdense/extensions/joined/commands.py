@@ -39,7 +39,7 @@ def predict_joined(
 
 
 class Tasks:
-    """The tasks of several models with an image, by one pass of their trunk."""
+    """The tasks of several models on an image, by one pass of their trunk."""
 
     def __init__(self, tasks: Sequence, trunk: SharedTrunk) -> None:
         self.tasks, self.trunk = tasks, trunk
@@ -72,8 +72,8 @@ class JoinedTask(Task):
     """The outputs of several models on one trunk, named ``MODEL/OUTPUT``.
 
     Args:
-        tasks: By the names of their models.
-        trunk: Theirs.
+        tasks: The tasks by the names of their models.
+        trunk: The shared trunk.
     """
 
     def __init__(self, tasks: Mapping[str, Task], trunk: SharedTrunk) -> None:

@@ -24,7 +24,7 @@ from vitdense.models.vit.model import ViT
 from vitdense.models.vit.tokens import TokenViT
 from vitdense.results.result import Result
 
-# Options of trunks that change no map of an image: of training, of outputs, and those that tensors show.
+# Options of trunks that change no map of an image, or that the tensors show.
 FREE = (
     *("init_cfg", "with_cp", "drop_path_rate", "frozen_stages", "finetune", "rope_augment"),
     *("out_indices", "out_norm", "output_cls_token"),
@@ -35,13 +35,15 @@ OUTPUT_NORMS = r"norm\d*(\..+)?"  # each model has its own
 
 
 def join(*models: str | Path, names: Sequence[str] | None = None, **options: Any) -> "Joined":
-    """Several trained models on one trunk. ``results = vitdense.join("work_dirs/a", "work_dirs/b")("photo.jpg")``, of
-    which ``results["a"]`` is what ``vitdense.load("work_dirs/a")("photo.jpg")`` returns.
+    """Several trained models on one trunk.
+
+    ``results = vitdense.join("work_dirs/a", "work_dirs/b")("photo.jpg")`` is a dict; ``results["a"]`` equals
+    ``vitdense.load("work_dirs/a")("photo.jpg")``.
 
     Args:
         *models: Work folders, or names of published models; see `vitdense.load`.
-        names: Of the models in results; those of the folders by default.
-        **options: Of `vitdense.mm.precision.Inference`, as of `vitdense.load`.
+        names: Names of the models in results; by default the folders' names.
+        **options: Options of `vitdense.mm.precision.Inference`, as for `vitdense.load`.
 
     Raises:
         ConfigError: Fewer than two models, or two of one name; see also `Joined` and `vitdense.load`.
@@ -51,7 +53,7 @@ def join(*models: str | Path, names: Sequence[str] | None = None, **options: Any
 
 
 def find_models(models: Sequence[str | Path], names: Sequence[str] | None = None) -> dict[str, tuple[Config, str]]:
-    """The config and the checkpoint of each of some models, by its name; see `join`."""
+    """The config and the checkpoint of each model by name; see `join`."""
     names = [Path(model).resolve().name for model in models] if names is None else names
     if len(models) < 2 or not len(models) == len(names) == len({*names}) or "/" in "".join(names):
         raise ConfigError(f"join: got {join_some(models)} as {list(names)}, expected models of different names=[...]")
@@ -63,14 +65,14 @@ class Joined:
     """Several trained models on one trunk.
 
     Args:
-        models: By their names. They have the trunk of all from then on.
+        models: The models by name. They share a trunk from then on.
 
     Attributes:
         models: See above.
-        trunk: Theirs.
+        trunk: The shared trunk.
 
     Raises:
-        ConfigError: Their trunks differ, or what happens to an image before; or a trunk goes on in its head.
+        ConfigError: The trunks or the preparation of images differ, or a head runs blocks of its trunk.
     """
 
     def __init__(self, models: Mapping[str, Predictor]) -> None:
@@ -85,7 +87,7 @@ class Joined:
     def __call__(
         self, images: Images | Iterable[Images], score_thr: float | None = None, batch_size: int = 8
     ) -> dict[str, Result] | list[dict[str, Result]]:
-        """Predict: as `Predictor`, with a result by the name of each model for every image."""
+        """Predict as `Predictor` does; every image has a dict of results by model name."""
         if isinstance(images, Images):
             return next(self.stream([images], score_thr, batch_size))
         return list(self.stream(images, score_thr, batch_size))
@@ -110,10 +112,10 @@ class Joined:
 
 
 class SharedTrunk(nn.Module):
-    """Trunks that are the same but for their outputs, as one.
+    """Trunks that differ only in their outputs, joined.
 
     Args:
-        trunks: They share their modules from then on, but for output norms.
+        trunks: They share their modules from then on, except output norms.
     """
 
     def __init__(self, trunks: Sequence[Backbone]) -> None:
@@ -128,7 +130,7 @@ class SharedTrunk(nn.Module):
 
     @contextmanager
     def once(self) -> Iterator[None]:
-        """Within this context, the same batch passes once."""
+        """Within this context, the same batch runs through the trunk once."""
         self._seen = []
         try:
             yield
@@ -138,7 +140,7 @@ class SharedTrunk(nn.Module):
     def forward(self, x: Tensor) -> list[tuple]:
         """An image ``[B, 3, H, W]`` to the outputs of each trunk."""
         for batch, outs in self._seen or ():
-            # A program has one image: that all pad it in one way was checked.
+            # A program has one image, and all models pad it in the same way, as was checked.
             if torch.compiler.is_compiling() or (batch.shape == x.shape and batch.equal(x)):
                 return outs
         outs = tap([*self.trunks], [*self.source.unroll(self.source.embed(x))])
@@ -148,7 +150,7 @@ class SharedTrunk(nn.Module):
 
 
 class Reader(nn.Module):
-    """One of the trunks of a `SharedTrunk`, in the place of a model's backbone."""
+    """One trunk of a `SharedTrunk`, in place of a model's backbone."""
 
     def __init__(self, trunk: SharedTrunk, index: int) -> None:
         super().__init__()
@@ -160,7 +162,7 @@ class Reader(nn.Module):
 
 
 def check_same(first: tuple[str, Predictor], other: tuple[str, Predictor]) -> None:
-    """Raise a ConfigError unless the trunks of two models get the same image and make the same of it: bit by bit."""
+    """Raise a ConfigError unless the trunks of two models get the same image and compute the same maps, bit by bit."""
     want, got = (facts_of(model) for _, model in (first, other))
     for key in want | got:
         one, two = want.get(key), got.get(key)
@@ -179,7 +181,7 @@ def check_same(first: tuple[str, Predictor], other: tuple[str, Predictor]) -> No
 
 
 def facts_of(model: Predictor) -> dict[str, Any]:
-    """What the maps of a model's trunk depend on, by the option or tensor that says it.
+    """The facts that the maps of a model's trunk depend on, by the name of the option or tensor.
 
     Raises:
         ConfigError: The trunk cannot be shared.
@@ -205,7 +207,7 @@ def facts_of(model: Predictor) -> dict[str, Any]:
 
 
 def padding_of(preprocessor: nn.Module, steps: Sequence[Mapping]) -> tuple | None:
-    """How images are padded to test: (divisor, size, value); None where they have whole sizes already."""
+    """How test images are padded: (divisor, size, value); None if their sizes need no padding."""
     of_test = getattr(preprocessor, "test_cfg", {"size_divisor": preprocessor.pad_size_divisor}) or {}  # of mmseg
     divisor, size = of_test.get("size_divisor") or 1, of_test.get("size")
     scales = [step["scale"] for step in steps if step["type"] == "Resize" and not step.get("keep_ratio")]

@@ -1,4 +1,4 @@
-"""``--joined`` of ``vitdense export`` and ``predict``: further models, on the trunk of the first."""
+"""``--joined`` of ``vitdense export`` and ``predict``: further models on the trunk of the first."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Keypoints in COCO annotation files: what a category says of them, and what is wrong with them."""
+"""Keypoints in COCO annotation files: their names, skeleton and sigmas, and faults."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.errors import ConfigError, join_some
 
 LIMBS = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
-# How far annotators of COCO's people disagree (cocodataset.org/#keypoints-eval), each for left and right.
+# COCO's standard deviations of annotators (cocodataset.org/#keypoints-eval), each for left and right.
 SIGMAS = (0.025, 0.035, 0.079, 0.072, 0.062, 0.107, 0.087, 0.089)
 PERSON = {
     "name": "person",
@@ -44,16 +44,16 @@ class Kinds(NamedTuple):
 
     @property
     def mirrored(self) -> list[int]:
-        """Which keypoint of an object each one is in a mirror: by its name that of the other side, else itself."""
+        """The index of each keypoint's mirror image: the keypoint of the other side by name, or itself."""
         words = [_words(name) for name in self.keypoints]
         others = [tuple(SIDES.get(word, word) for word in one) for one in words]
         return [words.index(other) if other in words else i for i, other in enumerate(others)]
 
     def places_of(self, names: Sequence[str]) -> list[int]:
-        """Where keypoints are here, by their names.
+        """The indices of keypoints by their names.
 
         Raises:
-            ConfigError: Others are here.
+            ConfigError: The names are not the ones here.
         """
         names = [clean(name) for name in names]
         if sorted(names) != sorted(self.keypoints):
@@ -72,13 +72,13 @@ class Kinds(NamedTuple):
 
 
 def _words(name: str) -> tuple[str, ...]:
-    """Of left_eye, left-eye, eye.left, LeftEye, LEFT_EYE, LEye or L_eye."""
+    """The words of left_eye, left-eye, eye.left, LeftEye, LEFT_EYE, LEye or L_eye."""
     parts = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=^[LR])(?=[A-Z][a-z])", "_", name).lower()
     return tuple(re.split(r"[-_ .]", parts))
 
 
 def kinds_of(category: Mapping) -> Kinds:
-    """The keypoints of a category of COCO. Those with the names of COCO's person have its sigmas."""
+    """The keypoints of a COCO category. Keypoints named as COCO's person get its sigmas."""
     names = tuple(clean(name) for name in category.get("keypoints") or ())
     known = {*names} == {*PERSON["keypoints"]}
     sigmas = [PERSON["sigmas"][PERSON["keypoints"].index(name)] for name in names] if known else ()
@@ -87,12 +87,13 @@ def kinds_of(category: Mapping) -> Kinds:
 
 
 def metainfo_of(file: Path, metainfo: Mapping[str, Any]) -> dict[str, Any]:
-    """The `metainfo` of a data set of a file: its own, completed by the category of the first class, or of the file, in
-    the order of its ``keypoints``.
+    """Complete a data set's `metainfo` from its file, in the order of its ``keypoints``.
+
+    The facts are from the category of the one class, else from the only category with keypoints.
 
     Raises:
-        ConfigError: It is no COCO annotation file, or has no such category, or several with keypoints; the category has
-            none, or other names than `metainfo`; skeleton or sigmas are those of others.
+        ConfigError: The file is not a COCO annotation file; it has no such category, or several with keypoints; or the
+            category has no keypoints, other names than `metainfo`, or a skeleton or sigmas that do not fit.
     """
     categories = {one["name"]: one for one in overview(file).content}
     with_points = [name for name, one in categories.items() if one.get("keypoints")]
@@ -113,8 +114,9 @@ def metainfo_of(file: Path, metainfo: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_points(content: Mapping, classes: Collection[str], names: Sequence[str]) -> dict[str, Any]:
-    """The content of an annotation file with the keypoints of every object of these classes in the order of `names`:
-    by default, they are not labelled.
+    """The content of an annotation file, with keypoints of objects of these classes in the order of `names`.
+
+    Missing keypoints become "not labelled".
 
     Raises:
         ConfigError: A class has other keypoints.

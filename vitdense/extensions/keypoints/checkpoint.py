@@ -42,7 +42,7 @@ HEADS = {
     "rfdetr_keypoints": replace(
         HEAD,
         schemes=(Scheme("vitdense", (*OURS, *_OURS)), Scheme("rfdetr", (*AUTHORS, *_AUTHORS))),
-        markers=(r"decoder\.kinds",),  # else it is a head without them
+        markers=(r"decoder\.kinds",),  # only heads with keypoints have it
     ),
     "rfdetr_keypoints_projector": replace(
         PROJECTOR,

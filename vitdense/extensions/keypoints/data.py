@@ -15,13 +15,13 @@ from vitdense.mm.registry import DATASETS
 
 
 class KeypointCOCO(NamedCOCO):
-    """Boxes, and in the place of masks keypoints.
+    """A `NamedCOCO` whose annotations have keypoints in place of masks.
 
     Args:
-        *args: Of the base.
-        classes: Those that have keypoints.
-        keypoints: Their names, in the order that points get.
-        **options: Of the base.
+        *args: Arguments of the base.
+        classes: Classes with keypoints.
+        keypoints: Names of the keypoints, in the order that points get.
+        **options: Options of the base.
     """
 
     def __init__(self, *args: Any, classes: Sequence[str], keypoints: Sequence[str], **options: Any) -> None:
@@ -39,16 +39,16 @@ class KeypointCOCO(NamedCOCO):
 class KeypointDataset(CocoDataset):
     """`CocoDataset` of one class with keypoints, as COCO's people have them.
 
-    Its `metainfo` has ``keypoints``, ``skeleton`` and ``sigmas`` too, see `Kinds`: its own, else of the category in the
-    annotation file, else of COCO's person. A step `LoadKeypoints` loads them. Points, skeleton and sigmas of the file
-    have the order of ``keypoints``, by name.
+    Its `metainfo` also has ``keypoints``, ``skeleton`` and ``sigmas``, see `Kinds`: as given, else from the category in
+    the annotation file, else from COCO's person. Points, skeleton and sigmas of the file are reordered by name to the
+    order of ``keypoints``. A pipeline step `LoadKeypoints` loads the points.
 
     Args:
         drop_doubles: See `CocoDataset`.
-        *args, **options: Of mmdet's class.
+        *args, **options: Arguments of mmdet's class.
 
     Raises:
-        ConfigError: The category has no keypoints, or its skeleton or sigmas are those of others.
+        ConfigError: The category has no keypoints, or a skeleton or sigmas that do not fit.
     """
 
     METAINFO = {"classes": ("person",), "palette": [(220, 20, 60)], **kinds_of(PERSON)._asdict()}  # noqa: RUF012
@@ -63,7 +63,7 @@ class KeypointDataset(CocoDataset):
 
     @staticmethod
     def points_of(dataset: Mapping) -> Kinds | None:
-        """The keypoints of a data set by its config; None, if its file is absent, or has a fault that a check says."""
+        """The keypoints of a data set by its config; None if its file is absent, or has faults, which checks report."""
         file = annotation_file(dataset)
         if not file or not Path(file).is_file():
             return None
@@ -75,8 +75,10 @@ class KeypointDataset(CocoDataset):
 
     @classmethod
     def follow(cls, dataset: dict, kinds: Kinds, is_learned: bool) -> None:
-        """Give the config of a data set the keypoints of the model by name; `is_learned`: also their skeleton and
-        sigmas, which are those of all that are learned together. Of others the checks say it."""
+        """Give a data set's config the keypoints of the model by name; the checks report other names.
+
+        `is_learned`: a data set of the training also gets the skeleton and sigmas.
+        """
         own = cls.points_of(dataset)
         if own is None or sorted(own.keypoints) != sorted(kinds.keypoints):
             return
@@ -87,7 +89,7 @@ class KeypointDataset(CocoDataset):
 
 @DATASETS.register_module()
 class FiguresDataset(DrawnOnDemand, KeypointDataset):
-    """Figures with keypoints of an embedded data set.
+    """The embedded data set of figures with keypoints.
 
     Usual paths under ``data_root``: ``ann_file='annotations/keypoints_train.json'``,
     ``data_prefix=dict(img='train/')``, and the same with ``val``.

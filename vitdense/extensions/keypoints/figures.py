@@ -1,7 +1,7 @@
 """The embedded data set of keypoints: stick figures that face the viewer, drawn on first use.
 
-Left and right look alike, as people's do: a mirror swaps them. Backgrounds, colours, postures, turns and sizes are
-random; discs hide some points, and some are outside the image.
+Left and right look alike, as in people: a mirror swaps them. Backgrounds, colours, postures, rotations and sizes are
+random; discs hide some points, and some points are outside the image.
 """
 
 import json
@@ -24,13 +24,13 @@ FIGURE = {
         *(f"{side}_{part}" for part in ("elbow", "hand", "knee", "foot") for side in ("left", "right")),
     ],
     "skeleton": [[1, 2], [2, 3], [2, 4], [4, 6], [2, 5], [5, 7], [3, 8], [8, 10], [3, 9], [9, 11]],
-    # Of COCO's nose, shoulder, hip, elbow, wrist, knee and ankle.
+    # From COCO's nose, shoulder, hip, elbow, wrist, knee and ankle.
     "sigmas": [0.026, 0.079, 0.107, 0.072, 0.072, 0.062, 0.062, 0.087, 0.087, 0.089, 0.089],
 }
-AREA = 0.53  # of a box that a person covers, by which OKS measures where there is no mask
-MARGIN = 0.12  # of a box, around its points
-OUTSIDE = 0.05  # of the size of a figure, which may be outside the image
-SIXTEENTH = 4  # bits of OpenCV's places
+AREA = 0.53  # share of a person's box that the person covers, for OKS without masks
+MARGIN = 0.12  # of a box around its points, as a share of their extent
+OUTSIDE = 0.05  # share of a figure that may be outside the image
+SIXTEENTH = 4  # fractional bits of OpenCV's coordinates
 
 
 def draw_figures(root: str | Path, **options: Any) -> Path:
@@ -45,7 +45,7 @@ def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarra
     """Draw one image of this height and width.
 
     Returns:
-        The image, uint8 [H, W, 3] RGB, and of each figure its keypoints, float [K, 3]: x, y, and flags of COCO.
+        The image, uint8 [H, W, 3] RGB, and the keypoints of each figure, float [K, 3]: x, y, and COCO's flags.
     """
     scene, corner = Scene(rng, size), np.array(size[::-1])
     scene.add_clutter()
@@ -86,7 +86,7 @@ def _disc(image: np.ndarray, centre: np.ndarray, radius: float) -> None:
 
 
 def posture(rng: np.random.Generator) -> np.ndarray:
-    """The points of a figure of height 1 around (0, 0), [K, 2]: x to the right, y down. Its left is at our right."""
+    """The points of a figure of height 1 around (0, 0), [K, 2]: x to the right, y down. Its left is on the right."""
 
     def limb(start: np.ndarray, side: int, first: float, bend: float, length: float) -> list[np.ndarray]:
         angles = np.array([first, first + bend])  # from straight down, outwards

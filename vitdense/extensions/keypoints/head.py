@@ -1,4 +1,4 @@
-"""RF-DETR with keypoints: to every query belong K queries of points, which attend with it (GroupPose, ICCV 2023).
+"""RF-DETR with keypoints: every query has K queries of points, which attend with it (GroupPose, ICCV 2023).
 
 K keypoints of one class, Q queries, G groups of them. The authors' model (rfdetr 1.11) is a preview.
 """
@@ -21,25 +21,25 @@ from vitdense.mm.heads.rfdetr.losses import WEIGHTS, Layer, Truth
 from vitdense.mm.heads.rfdetr.projector import C2fProjector
 from vitdense.mm.registry import MODELS
 
-SMALL = 1e-7  # of an area that keypoints are measured by
-NUMBERS = 8  # that are predicted of a keypoint, see `keypoint_terms`
+SMALL = 1e-7  # least area to divide by
+NUMBERS = 8  # predicted values per keypoint, see `keypoint_terms`
 CERTAINTY = 0.2  # exponent of the spread of an object's keypoints in its score
 TINY = 1e-12
 
 
 def keypoint_terms(found: Tensor, wanted: Tensor, areas: Tensor) -> dict[str, Tensor]:
-    """How far keypoints are from those of objects, by name, means over K. Shapes of all three are broadcast.
+    """Losses of keypoints by name, means over K. The arguments are broadcast together.
 
     Args:
-        found: ``[..., K, 8]``: x, y; logits of being labelled and of being visible; of the precision of the place, the
-            lower triangle of its Cholesky factor as (log, number, log); a part of the class logit.
-        wanted: ``[..., K, 3]``, x, y, 0 to 1 of the map, and 0 not labelled, 1 hidden, 2
-            visible.
-        areas: Of the boxes of the objects, ``[...]``.
+        found: Predictions ``[..., K, 8]``: x, y; logits of being labelled and of being visible; the Cholesky factor of
+            the precision matrix, lower triangle as (log, number, log); a summand of the class logit.
+        wanted: Targets ``[..., K, 3]``: x, y, 0 to 1 of the map, and 0 not labelled, 1 hidden, 2 visible.
+        areas: Areas of the objects' boxes, ``[...]``.
 
     Returns:
-        ``point``: L1 distance over the root of the area, of labelled points; ``nll``: of these under the Gaussian
-        without its constant, the distance again by the area; ``findable`` and ``visible``: cross entropies. ``[...]``.
+        All ``[...]``. ``point``: L1 distance over the root of the area, for labelled points. ``nll``: their negative
+        log likelihood under the predicted Gaussian without its constant, distances relative to the root of the area.
+        ``findable`` and ``visible``: cross entropies.
     """
     labelled = (wanted[..., 2] > 0).to(found.dtype)  # [..., K]
     number, areas = labelled.sum(-1).clamp(min=1), areas.clamp(min=SMALL)
@@ -103,8 +103,8 @@ class KeypointLayer(DecoderLayer):
         """Queries after `forward`, ``[B, G*Q, C]``, and their keypoints, ``[B, G*Q, K, C]``, to the same.
 
         Args:
-            x, points: These.
-            position: Of the queries, ``[B, G*Q, C]``.
+            x, points: See above.
+            position: Positions of the queries, ``[B, G*Q, C]``.
             kinds: Embeddings of the keypoints, ``[K, C]``.
             memory, size, boxes: See `BoxAttention`. All keypoints of a query have its box.
         """
@@ -120,7 +120,7 @@ class KeypointLayer(DecoderLayer):
 
 
 class KeypointDecoder(Decoder):
-    """Decoder layers with keypoints. `kinds`, their embeddings, are added by the head, which knows K."""
+    """Decoder layers with keypoints. The head, which knows K, adds `kinds`, the embeddings of keypoints."""
 
     Layer = KeypointLayer
     kinds: nn.Parameter
@@ -139,8 +139,8 @@ class KeypointDecoder(Decoder):
 
         Args:
             x, memory, size, boxes, groups: See `Decoder`.
-            points: The keypoints' queries.
-            point_memory: The map that they read, ``[B, N, C]``.
+            points: Queries of the keypoints.
+            point_memory: The map that keypoints read, ``[B, N, C]``.
         """
         position = self.position(coordinate_to_encoding(boxes, x.shape[-1] // 2))  # [B, G*Q, C]
         outs = []
@@ -153,7 +153,7 @@ class KeypointDecoder(Decoder):
 
 @MODELS.register_module()
 class KeypointProjector(C2fProjector):
-    """`C2fProjector`, and another one of the same maps, which keypoints read: to two maps.
+    """`C2fProjector`, and a second one of the same maps for keypoints: two maps.
 
     Args:
         *args, **options: See `C2fProjector`.
@@ -173,7 +173,7 @@ class KeypointProjector(C2fProjector):
 
 @MODELS.register_module()
 class RFDETRKeypointHead(RFDETRHead):
-    """`RFDETRHead` that predicts keypoints of one class too. Its neck is a `KeypointProjector`.
+    """`RFDETRHead` that also predicts keypoints, for one class. Its neck is a `KeypointProjector`.
 
     Args:
         num_keypoints: K.
@@ -181,7 +181,7 @@ class RFDETRKeypointHead(RFDETRHead):
         **options: See `RFDETRHead`. There are no masks.
 
     Raises:
-        ValueError: More classes than one, masks, or no keypoints.
+        ValueError: More than one class, masks, or no keypoints.
     """
 
     family = "rfdetr_keypoints"
@@ -225,9 +225,9 @@ class RFDETRKeypointHead(RFDETRHead):
         return layers
 
     def layer(self, logits: Tensor, boxes: Tensor, keypoints: Tensor, base: Tensor) -> Layer:
-        """Predictions, with keypoints ``[B, G*Q, K, 8]`` whose places are in units of boxes ``[B, G*Q, 4]``.
+        """Predictions with keypoints ``[B, G*Q, K, 8]``, whose x and y are relative to boxes ``[B, G*Q, 4]``.
 
-        Places are float32, as those of `moved`.
+        The absolute x and y are float32, as in `moved`.
         """
         with without_autocast(keypoints):
             keypoints, base = keypoints.float(), base.float()[:, :, None]  # [B, G*Q, 1, 4]
@@ -236,10 +236,10 @@ class RFDETRKeypointHead(RFDETRHead):
             return Layer(logits, boxes, None, torch.cat([places, keypoints[..., 2:]], dim=-1))
 
     def truth(self, instances: InstanceData, h: int, w: int) -> Truth:
-        """With the keypoints of a `KeypointDataset`."""
+        """See `RFDETRHead`; with the keypoints of a `KeypointDataset`."""
         truth = super().truth(instances, h, w)
         points = instances.masks.to_tensor(torch.float32, truth.boxes.device)  # [T, K, 3] in pixels
-        points = points.reshape(len(truth.labels), -1 if len(points) else self.num_keypoints, 3)  # without objects, too
+        points = points.reshape(len(truth.labels), -1 if len(points) else self.num_keypoints, 3)  # also without objects
         return truth._replace(more=points / points.new_tensor([w, h, 1]))
 
     def shown(self, more: Tensor, size: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ class RFDETRKeypointHead(RFDETRHead):
         return torch.cat([places, more[..., 2:3].sigmoid()], dim=-1)  # [..., K, 3]
 
     def scores(self, layer: Layer) -> Tensor:
-        """Of queries, ``[B, Q, 1]``: p / (p + spread^0.2), of a probability p.
+        """Scores of queries, ``[B, Q, 1]``: p / (p + spread^0.2) for a probability p.
 
         The spread is the mean trace of the keypoints' covariances, weighted by their probability of being labelled.
         """
@@ -258,5 +258,5 @@ class RFDETRKeypointHead(RFDETRHead):
         third = 2 * between.clamp(min=TINY).log() + first + second
         weights = F.logsigmoid(keypoints[..., 2])
         trace = torch.stack([first, second, third]).logsumexp(0) + weights  # [B, Q, K]
-        spread = trace.logsumexp(-1) - weights.logsumexp(-1)  # [B, Q], its logarithm
+        spread = trace.logsumexp(-1) - weights.logsumexp(-1)  # [B, Q], logarithm
         return (F.logsigmoid(layer.logits.float()) - CERTAINTY * spread[..., None]).sigmoid()

@@ -1,4 +1,4 @@
-"""Keypoints as a kind of labels: what the core asks of it, see `vitdense.seams.kind_of`."""
+"""Keypoints as a kind of labels, see `vitdense.seams.kind_of`."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path

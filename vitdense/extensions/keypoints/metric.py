@@ -12,21 +12,21 @@ from vitdense.mm.registry import METRICS
 from vitdense.mm.train.coco_engines import Evaluation, mean
 from vitdense.mm.train.metrics import FasterCocoMetric, Truth
 
-ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # of OKS
+ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_m", "mAP_l", "AR")  # by OKS
 
 
 @METRICS.register_module()
 class KeypointMetric(FasterCocoMetric):
-    """`FasterCocoMetric` of boxes, and the AP of keypoints by OKS, of 20 objects of an image.
+    """`FasterCocoMetric` for boxes, and the AP of keypoints by OKS, for at most 20 objects per image.
 
-    Sigmas are those of the data's `metainfo`, see `Kinds`.
+    Sigmas are from the data's `metainfo`, see `Kinds`.
 
     Raises:
-        ConfigError: Results have no keypoints; there are no sigmas, or for another number of keypoints.
+        ConfigError: Results have no keypoints, or the sigmas are missing or do not fit their number.
     """
 
     def read(self, source: Source) -> Mapping:
-        """The content of an annotation file, its keypoints by name in the order of the data's, once they are known."""
+        """The content of an annotation file, its keypoints reordered by name as in the data, once they are known."""
         content = super().read(source)
         return content if self.dataset_meta is None else self._by_name(content)
 
@@ -34,17 +34,16 @@ class KeypointMetric(FasterCocoMetric):
         classes, names = self.dataset_meta["classes"], self.dataset_meta.get("keypoints")
         own = next((one["keypoints"] for one in content["categories"] if one["name"] in classes), ())
         content = with_points(content, classes, names or own)
-        for one in content["annotations"]:  # which are copies
+        for one in content["annotations"]:  # copies
             one.setdefault("num_keypoints", sum(flag > 0 for flag in one["keypoints"][2::3]))
         return content
 
     def _number(self, truths: Sequence[Mapping]) -> None:
-        if self.source and self._coco_api.classes is None:  # it was read by the constructor
+        if self.source and self._coco_api.classes is None:  # the constructor has read it
             self._coco_api = Truth({key: self._by_name(one) for key, one in self._coco_api.contents.items()})
         super()._number(truths)
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """As mmdet's."""
         super().process(data_batch, data_samples)
         for (_, found), sample in zip(self.results[-len(data_samples) :], data_samples):
             if "keypoints" not in sample["pred_instances"]:
@@ -52,7 +51,7 @@ class KeypointMetric(FasterCocoMetric):
             found["keypoints"] = sample["pred_instances"]["keypoints"].cpu().numpy()
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """``keypoints_mAP`` and the others of `ITEMS`, and those of boxes."""
+        """Metrics of boxes, and ``keypoints_mAP`` and the other `ITEMS` of keypoints."""
         if self.format_only:
             raise ConfigError(
                 "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"

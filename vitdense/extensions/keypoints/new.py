@@ -8,17 +8,16 @@ from vitdense.mm.errors import ConfigError
 if TYPE_CHECKING:
     from vitdense.mm.config.own_data import Labels
 
-ROWS = r"bbox_head\.(decoder\.kinds|(first_)?points\.queries)"  # a row of each keypoint
+ROWS = r"bbox_head\.(decoder\.kinds|(first_)?points\.queries)"  # parameters with a row per keypoint
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the option."""
     text = "of rfdetr: boxes and keypoints, of data of one category that has them"
     parser.add_argument("--keypoints", action="store_true", help=text)
 
 
 def labels(args: argparse.Namespace) -> "Labels | None":
-    """The keypoints of the one category of the training file; None where they are not asked for.
+    """The keypoints of the one category of the training file; None without the option.
 
     Raises:
         ConfigError: There is no such file or category, or other options do not fit.

@@ -1,4 +1,4 @@
-"""Keypoints in mmdet's pipelines: they take the place of masks, which every step moves as it moves the image."""
+"""Keypoints in mmdet's pipelines, in place of masks: every step transforms masks with the image."""
 
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ RADIUS = 2  # pixels of a point in `Keypoints.to_ndarray`
 
 
 class Keypoints(BaseInstanceMasks):
-    """K keypoints of every object of an image, in float32. Steps take them for masks.
+    """K keypoints of every object of an image, in float32, with the interface of masks.
 
     Args:
         points: ``[N, K, 3]``: x, y in pixels, and 0 not labelled, 1 hidden, 2 visible.
@@ -40,15 +40,15 @@ class Keypoints(BaseInstanceMasks):
         return Keypoints(points.astype(np.float32), int(height), int(width), self.mirrored)
 
     def resize(self, out_shape: Sequence[int], interpolation: str = "") -> "Keypoints":
-        """In an image of this height and width."""
+        """Scale to an image of this height and width."""
         return self._with(self.points * (out_shape[1] / self.width, out_shape[0] / self.height, 1), out_shape)
 
     def rescale(self, scale: float | Sequence[int], interpolation: str = "") -> "Keypoints":
-        """In an image as mmcv rescales it."""
+        """Scale as mmcv rescales the image."""
         return self.resize(mmcv.rescale_size((self.width, self.height), scale)[::-1])
 
     def flip(self, flip_direction: str = "horizontal") -> "Keypoints":
-        """In a mirror left is right; turned by half a circle (diagonal) it is not."""
+        """Flip. Left and right keypoints are swapped, except by a diagonal flip, which is a rotation."""
         points = self.points if flip_direction == "diagonal" else self.points[:, self.mirrored]  # [N, K, 3]
         points = points.copy()
         if flip_direction != "vertical":
@@ -58,11 +58,11 @@ class Keypoints(BaseInstanceMasks):
         return self._with(points)
 
     def pad(self, out_shape: Sequence[int], pad_val: int = 0) -> "Keypoints":
-        """In an image that has more pixels to the right and below."""
+        """Pad right and bottom."""
         return self._with(self.points, out_shape)
 
     def crop(self, bbox: np.ndarray) -> "Keypoints":
-        """In a part of the image, left, upper, right, lower; points outside are not labelled."""
+        """Crop to a box (left, upper, right, lower); points outside become "not labelled"."""
         left, upper, right, lower = np.minimum(np.asarray(bbox), [self.width, self.height] * 2).clip(0)
         points = self.points - np.float32([left, upper, 0])
         x, y = points[..., 0], points[..., 1]
@@ -70,7 +70,7 @@ class Keypoints(BaseInstanceMasks):
         return self._with(points, (max(lower - upper, 1), max(right - left, 1)))
 
     def expand(self, expanded_h: int, expanded_w: int, top: int, left: int) -> "Keypoints":
-        """In a larger image."""
+        """Move to a place in a larger image."""
         return self._with(self.points + np.float32([left, top, 0]), (expanded_h, expanded_w))
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -83,7 +83,7 @@ class Keypoints(BaseInstanceMasks):
 
     @property
     def areas(self) -> np.ndarray:
-        """Labelled points of every object, ``[N]``."""
+        """Number of labelled points of every object, ``[N]``."""
         return (self.points[..., 2] > 0).sum(-1)
 
     def to_ndarray(self) -> np.ndarray:
@@ -101,7 +101,7 @@ class Keypoints(BaseInstanceMasks):
 
 @TRANSFORMS.register_module()
 class LoadKeypoints(LoadAnnotations):
-    """Boxes and keypoints of a `KeypointDataset`, these as ``gt_masks``; in the place of mmdet's `LoadAnnotations`."""
+    """Loads boxes, and keypoints as ``gt_masks``, of a `KeypointDataset`; replaces mmdet's `LoadAnnotations`."""
 
     def __init__(self) -> None:
         super().__init__(with_bbox=True)

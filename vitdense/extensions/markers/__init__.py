@@ -1,4 +1,4 @@
-"""Whether boxes, masks and label maps follow what the steps of a training pipeline make of images."""
+"""A check whether boxes, masks and label maps move with the image in every step of a training pipeline."""
 
 from vitdense.seams import Extension
 

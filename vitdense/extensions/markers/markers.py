@@ -1,9 +1,9 @@
-"""Marker images: whether boxes, masks and label maps follow what a training's pipelines make of images.
+"""Check by marker images whether boxes, masks and label maps move with the image in the steps of a pipeline.
 
-Before each step, the objects of an image are painted, or the pixels of some labels. After it, the paint must lie in the
-boxes and masks of the same objects, or in pixels of the same labels. Paint is where the step makes another image of the
-painted one than of a plain one, by the same random numbers: changes of colours, borders, erased and mixed-in parts are
-in both.
+Before each step, the objects of an image, or the pixels of some labels, are painted. After it, the paint must lie in
+the boxes and masks of the same objects, or in pixels of the same labels. The step also runs on a plain image with the
+same random numbers; paint is where the two results differ. So changes of colours, borders, erased and mixed-in parts
+cancel out.
 """
 
 import copy
@@ -24,18 +24,18 @@ from vitdense.results import draw
 KINDS = OBJECTS, LABELS = "objects", "labels"
 IMAGES = 16
 PLAIN, PAINT = 70, 200  # grey values
-NEAR = 3  # pixels around boxes and masks in which paint may lie: steps interpolate
-MARKED = 0.25  # of the largest difference to the plain image is paint: steps mix images
-STRAY = 0.1  # share of the paint elsewhere from which on a box, mask or map does not follow
-SEEN = 2  # images of which this must be so
+NEAR = 3  # tolerance around boxes and masks in pixels: steps interpolate
+MARKED = 0.25  # share of the largest difference that counts as paint: steps mix images
+STRAY = 0.1  # share of stray paint at which a box, mask or map does not follow
+SEEN = 2  # least images with stray paint for a warning
 
 
 def look(dataset: Dataset, where: str) -> Iterator[Fault]:
-    """Warnings of the steps that move images without their annotations.
+    """Warnings for steps that move images without their annotations.
 
     Args:
-        dataset: Built, of a training. It is changed: give a copy.
-        where: Its place in the config.
+        dataset: A built training set. It is changed: give a copy.
+        where: Its key in the config.
     """
     watched = []
     for place, _, steps, i in steps_of(dataset, where):
@@ -56,13 +56,13 @@ def look(dataset: Dataset, where: str) -> Iterator[Fault]:
 
 
 class _Watched:
-    """Stands for a step of a pipeline, at a place in the config, and looks where its paint goes."""
+    """Wraps a step of a pipeline and checks where its paint goes."""
 
     def __init__(self, step: Any, place: str) -> None:
         self.step, self.place, self.images, self.stray = step, place, 0, {}
 
     def __getattr__(self, name: str) -> Any:
-        if name == "step":  # of a copy that is being made
+        if name == "step":  # a copy in the making has none yet
             raise AttributeError(name)
         return getattr(self.step, name)
 
@@ -80,19 +80,19 @@ class _Watched:
         return self.step(results)
 
     def _run(self, results: dict, seed: int, kind: str = OBJECTS, chosen: Sequence[int] = ()) -> dict | None:
-        """What the step makes of images in which this is painted."""
+        """Run the step on images with these objects or labels painted."""
         step, results = copy.deepcopy((self.step, results))
-        # Also those that `MultiImageMixDataset` gives, and of steps that keep some.
+        # Also the images of `MultiImageMixDataset`, and of steps that cache some.
         mixed, start = [results, *results.get("mix_results", ()), *getattr(step, "results_cache", ())], 0
         for one in mixed:
-            if "gt_bboxes_labels" in one:  # numbers, by which objects are found again
+            if "gt_bboxes_labels" in one:  # replaced by numbers, to find the objects again
                 stop = start + len(one["gt_bboxes_labels"])
                 one["gt_bboxes_labels"], start = np.arange(start, stop), stop
             one["img"] = image = np.full_like(one["img"], PLAIN)
             regions = [x for x in _regions(one, kind, chosen).values() if x.shape == image.shape[:2]]
             image[np.logical_and.reduce(regions) if regions else []] = PAINT
         seed_everything(seed)
-        with suppress(Exception):  # it may take no other labels or images than its own, with which it runs in any case
+        with suppress(Exception):  # a step may refuse painted labels or images
             return step(results)
         return None
 
@@ -114,7 +114,7 @@ def _regions(one: dict, kind: str, chosen: Sequence[int] = ()) -> dict[str, np.n
 
 
 def _chosen(out: dict, kind: str) -> np.ndarray:
-    """The objects that are left, or the labels of few pixels, together at most half of them."""
+    """The objects that are left; or rare labels, which together have at most half of the pixels."""
     if kind == OBJECTS:
         return np.sort(out.get("gt_bboxes_labels", np.zeros(0)))
     maps = out.get("gt_seg_map", np.zeros(0))
@@ -124,14 +124,14 @@ def _chosen(out: dict, kind: str) -> np.ndarray:
 
 
 def _stray(plain: np.ndarray, out: dict, kind: str, chosen: Sequence[int]) -> Iterator[tuple[str, np.ndarray]]:
-    """The kinds of annotations beside which most paint lies, and where they are, [H, W] bool."""
+    """The kinds of annotations that miss much of the paint, and their regions, [H, W] bool."""
     image = out["img"]
-    if image.shape != plain.shape:  # a step with random numbers of its own
+    if image.shape != plain.shape:  # the step has its own random numbers
         return
     change = (image.astype(np.float32) - plain).reshape(*image.shape[:2], -1).sum(-1)  # [H, W]
     for name, region in _regions(out, kind, [*chosen, UNLABELLED]).items():
         (h, w), (height, width) = region.shape, change.shape
-        region = region & (abs(h * width - w * height) <= max(height, width))  # else it has another shape
+        region = region & (abs(h * width - w * height) <= max(height, width))  # another aspect does not follow
         near = cv2.resize(region.view(np.uint8), (width, height), interpolation=cv2.INTER_NEAREST)
         near = cv2.dilate(near, np.ones((2 * NEAR + 1, 2 * NEAR + 1), np.uint8)).view(bool)
         if not near.all():

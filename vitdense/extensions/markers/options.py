@@ -1,4 +1,4 @@
-"""What the extension gives `vitdense check`."""
+"""The part of the extension for `vitdense check`."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 
 def look(dataset: "Dataset", where: str) -> "Iterator[Fault]":
-    """Warnings of steps that move images without their annotations; see `vitdense.extensions.markers.markers`."""
     from vitdense.extensions.markers import markers
 
     return markers.look(dataset, where)

@@ -1,4 +1,4 @@
-"""Operating points: the minimum scores of a detector that meet a wish on the validation data."""
+"""Operating points: minimum scores of a detector for a wanted precision, recall or F1 on validation data."""
 
 from vitdense.seams import Extension
 

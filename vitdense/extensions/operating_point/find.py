@@ -1,4 +1,4 @@
-"""Minimum scores that meet a wish for precision, recall or F1 on validation data."""
+"""Minimum scores for a wanted precision, recall or F1 on validation data."""
 
 import contextlib
 import io
@@ -13,19 +13,19 @@ from vitdense.errors import OptionError
 from vitdense.mm.train.coco_engines import Evaluation, Found
 from vitdense.runtime import least
 
-IOU = 0.5  # from which on an object is right
-FEWEST = 50  # right objects from a minimum score on, for its precision to mean something
-LEAST_F1 = 0.05  # below it, a detector finds next to nothing
+IOU = 0.5  # least IoU of a right object
+FEWEST = 50  # least right objects above a minimum score, for a meaningful precision
+LEAST_F1 = 0.05  # below this, a detector finds next to nothing
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What a detector found in a data set, N objects. One is right that has an object of its class at an IoU of 0.5."""
+    """The N objects that a detector found in a data set. An object is right if it matches the truth with IoU 0.5."""
 
     scores: np.ndarray  # [N], 0 to 1
     labels: np.ndarray  # [N]
     right: np.ndarray  # [N] bool
-    truths: np.ndarray  # [classes], how many objects there are
+    truths: np.ndarray  # [classes], number of objects in the truth
 
     def of_class(self, label: int) -> "Matches":
         own = self.labels == label
@@ -33,9 +33,9 @@ class Matches:
 
 
 def match(evaluated: Evaluation) -> Matches:
-    """Which objects are right, as COCO matches them: the highest score first, each object of the truth once.
+    """Which objects are right, as COCO matches them: by score, each object of the truth once.
 
-    Those that match a crowd are left out.
+    Objects that match a crowd are left out.
     """
     truth = evaluated.truth
     evaluation = COCOeval(truth.indexed(), truth.detections(Found(evaluated.found.boxes).rows()), "bbox")
@@ -43,7 +43,7 @@ def match(evaluated: Evaluation) -> Matches:
     params.imgIds, params.iouThrs = sorted(evaluated.images), np.array([IOU])
     params.catIds = list(range(1, len(truth.classes) + 1))
     params.areaRng, params.areaRngLbl, params.maxDets = [[0, 1e10]], ["all"], [max(params.maxDets)]
-    with contextlib.redirect_stdout(io.StringIO()):  # its steps
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its steps
         evaluation.evaluate()
     truths, rows = np.zeros(len(params.catIds), np.int64), []
     for cell in filter(None, evaluation.evalImgs):
@@ -72,16 +72,16 @@ def parse_wish(text: str) -> tuple[str, float | None]:
 
 
 def find_point(found: Matches, wish: str, classes: Sequence[str], by_class: bool) -> dict[str, Any]:
-    """What the file of an operating point says of scores; see `vitdense.runtime.OperatingPoint`.
+    """The scores of an operating point, as its file has them; see `vitdense.runtime.OperatingPoint`.
 
     Args:
-        found: On validation data.
+        found: Objects found in validation data.
         wish: See `parse_wish`.
-        classes: Names of the classes.
-        by_class: Each class has a minimum score of its own, where it has `FEWEST` right objects and meets the wish.
+        classes: Class names.
+        by_class: Whether a class with `FEWEST` right objects that meets the wish gets its own minimum score.
 
     Raises:
-        OptionError: No score meets the wish, or too little was found to tell.
+        OptionError: No score meets the wish, or too little was found.
     """
     name, value = parse_wish(wish)
     common = threshold_of(found, name, value)
@@ -97,9 +97,9 @@ def find_point(found: Matches, wish: str, classes: Sequence[str], by_class: bool
 
 
 def threshold_of(found: Matches, name: str, value: float | None) -> float | None:
-    """The minimum score that meets a wish: the lowest for a precision, the highest for a recall, the best one for F1.
+    """The minimum score that meets a wish: the lowest for a precision, the highest for a recall, the best for F1.
 
-    None where no score does; see `curve`.
+    None if there is none; see `curve`.
     """
     scores, precision, recall = curve(found)
     f1 = 2 * precision * recall / (precision + recall)
@@ -114,10 +114,10 @@ def threshold_of(found: Matches, name: str, value: float | None) -> float | None
 
 
 def curve(found: Matches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scores from which on `FEWEST` objects are right, the highest first, and precision and recall from each on."""
+    """Minimum scores with at least `FEWEST` right objects, the highest first, and precision and recall for each."""
     order = np.argsort(-found.scores, kind="stable")
     scores, right = found.scores[order], found.right[order].cumsum()
-    last = np.flatnonzero(np.diff(scores, append=-1.0))  # of equal scores
+    last = np.flatnonzero(np.diff(scores, append=-1.0))  # the last of equal scores
     last = last[right[last] >= FEWEST]
     return scores[last], right[last] / (last + 1), right[last] / found.truths.sum()
 

@@ -1,4 +1,4 @@
-"""The hook by which a COCO metric keeps what it evaluates."""
+"""The hook that lets a COCO metric keep its evaluation."""
 
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
@@ -9,7 +9,7 @@ from vitdense.mm.registry import HOOKS
 
 @HOOKS.register_module()
 class KeepMatchesHook(Hook):
-    """Lets a COCO metric keep what it evaluates in a test."""
+    """Lets the COCO metric of a test keep its evaluation."""
 
     def before_test(self, runner: Runner) -> None:
         metric_of(runner).evaluations = []

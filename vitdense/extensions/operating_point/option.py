@@ -1,4 +1,4 @@
-"""``vitdense test --operating-point WISH``: test on the validation data, and write the minimum scores that meet it."""
+"""``vitdense test --operating-point WISH``: test on validation data, and write the minimum scores for the wish."""
 
 import argparse
 import copy
@@ -29,7 +29,7 @@ def add_options(parser: "Parser") -> None:
 
 
 def change(cfg: "Config", args: argparse.Namespace) -> None:
-    """Let the test have the validation data."""
+    """Test on the validation data."""
     if not args.operating_point:
         return
 

@@ -1,4 +1,4 @@
-"""The operating point beside a checkpoint: minimum scores, for weights of one digest and images prepared in one way."""
+"""The file of an operating point beside a checkpoint, valid for these weights and this preparation of images."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from vitdense.runtime import SCORE, OperatingPoint
 
 
 def after(model: Predictor, checkpoint: str) -> None:
-    """Give a model that was loaded the operating point of its checkpoint."""
+    """Give a loaded model the operating point of its checkpoint."""
     inference = model.inference
     model.operating_point = read_point(checkpoint, model.model.cfg, model.names, inference.tiles, inference.overlap)
     if model.operating_point and inference.score_thr is None:
@@ -29,28 +29,28 @@ def file_beside(checkpoint: str) -> Path:
 
 
 def digest_of(checkpoint: str) -> str:
-    """SHA-256 of a checkpoint; of one in parts, of the file that has the digests of all parts."""
+    """SHA-256 of a checkpoint; for one in parts, of the file with the digests of all parts."""
     rest = Path(checkpoint, REST)
     return sha256_of(rest if rest.is_file() else checkpoint)
 
 
 def conditions_of(cfg: Config, tiles: int | None, overlap: float) -> dict[str, Any]:
-    """What scores depend on beside the weights: how an image is prepared, what the heads keep, and the tiles."""
+    """Options besides the weights that scores depend on: preparation of images, test_cfg of the heads, tiles."""
     steps = [step for step in pixel_steps(cfg) if not step["type"].startswith("Load")]
     conditions = {"steps": steps, "tiles": tiles, "overlap": overlap if tiles else None}
     conditions |= {"test_cfg": cfg.get("model", {}).get("test_cfg")}
-    return json.loads(json.dumps(conditions, default=str))  # as a file has them
+    return json.loads(json.dumps(conditions, default=str))  # as read from a file
 
 
 def read_point(
     checkpoint: str, cfg: Config, names: list[str], tiles: int | None, overlap: float
 ) -> OperatingPoint | None:
-    """The operating point for a checkpoint; None where there is none, or it was found for other weights or images.
+    """The operating point of a checkpoint; None without one, or if it is for other weights or conditions.
 
     Args:
         checkpoint: A file, a folder of `save_parts`, or an address.
-        cfg: Its config.
-        names: Its classes.
+        cfg: The config of the checkpoint.
+        names: Class names.
         tiles, overlap: See `vitdense.mm.precision.Inference`.
 
     Raises:

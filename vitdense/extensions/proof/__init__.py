@@ -1,4 +1,4 @@
-"""Proofs: a file beside an exported program, by which ``vitdense verify`` tells whether an engine computes the same."""
+"""Proofs: a file beside an exported program, with which ``vitdense verify`` checks what an engine computes."""
 
 from vitdense.seams import Extension
 

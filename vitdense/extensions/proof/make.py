@@ -1,4 +1,4 @@
-"""What lies beside a program as its proof: photos, what the trained model found in them, and what its blocks computed.
+"""Make the proof of a program: photos, the results of the trained model, and samples of what its blocks computed.
 
 `verify` compares an engine with it on the machine that runs the program, without torch.
 """
@@ -20,49 +20,50 @@ from vitdense.extensions.proof.verify import FOUND, SAMPLED, checksum_of, error_
 from vitdense.files import atomic_write
 from vitdense.runtime import Bounds, Output, Program, classes_of, likeness, open_onnxruntime
 
-SAMPLES = 256  # of a block
-PIXELS = 450_000  # of a photo: three are some 4 MB
-SCOPES = "pkg.torch.onnx.name_scopes"  # of a node: the modules that it is of, as torch's exporter writes them
-# Of the program's own relative error, and that of half precision: other machines add in another order, and an engine
-# may keep the residual stream in bfloat16, as autocast does not: a ViT-Adapter in OpenVINO is 4 times as far off.
-SLACK, HALF_SLACK, FOUND_SLACK = 10, 5, 3  # the last of what is found in half precision or int8
-FLOOR, HALF_FLOOR = 5e-6, 2**-5  # of bounds in float32 and half precision; 2^-5: 8 units of bfloat16
+SAMPLES = 256  # elements per block
+PIXELS = 450_000  # most pixels of a photo: three photos are about 4 MB
+SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: its modules, from torch's exporter
+# Factors of bounds over the measured relative error in float32 and in half precision, and of results in half precision
+# or int8. Other machines add in another order, and an engine may keep the residual stream in bfloat16, unlike autocast:
+# a ViT-Adapter in OpenVINO has 4 times the error.
+SLACK, HALF_SLACK, FOUND_SLACK = 10, 5, 3
+FLOOR, HALF_FLOOR = 5e-6, 2**-5  # least bounds in float32 and half precision; 2^-5 is 8 units of bfloat16
 
 
 def shrunk(photo: np.ndarray) -> np.ndarray:
-    """A photo [H, W, 3] of at most `PIXELS`."""
+    """Shrink a photo [H, W, 3] to at most `PIXELS`."""
     height, width = photo.shape[:2]
     by = (PIXELS / (height * width)) ** 0.5
     return photo if by >= 1 else runtime.resize_photo(photo, (max(int(height * by), 1), max(int(width * by), 1)))
 
 
 class Sampled(NamedTuple):
-    """A tensor, of which some elements are kept."""
+    """A sample of a tensor's elements."""
 
-    size: int  # number of its elements
-    at: np.ndarray  # places of the kept ones, [SAMPLES]
+    size: int  # number of elements in the tensor
+    at: np.ndarray  # flat indices, [SAMPLES]
     values: np.ndarray  # float32, [SAMPLES]
 
 
 def sampled(x: Tensor) -> Sampled:
-    """A sample of a tensor; its places depend on the number of elements alone."""
+    """A sample of a tensor; the indices depend only on its number of elements."""
     at = np.random.default_rng(x.numel()).integers(0, x.numel(), SAMPLES)
     return Sampled(x.numel(), at, x.detach().flatten()[at].float().numpy())
 
 
 class Computed(NamedTuple):
-    """What a model computes of a photo."""
+    """What a model computes from a photo."""
 
-    blocks: Mapping[str, Sampled]  # see `recording`; outputs that are maps as ``the output X``
+    blocks: Mapping[str, Sampled]  # see `recording`; outputs that are maps are named ``the output X``
     found: Output
 
 
 @contextmanager
 def recording(model: nn.Module) -> Iterator[dict[str, Sampled]]:
-    """What the blocks of a model return within this context, by their names: parts of lists and sequences."""
+    """Record what blocks of a model return within this context, by name. Blocks are items of lists and sequences."""
     found: dict[str, Sampled] = {}
     with ExitStack() as stack:
-        for name, module in model.named_modules(remove_duplicate=False):  # a trunk of several models has their names
+        for name, module in model.named_modules(remove_duplicate=False):  # a shared trunk has a name in each model
             if isinstance(module, nn.ModuleList | nn.Sequential):
                 for key, block in module.named_children():
 
@@ -75,8 +76,7 @@ def recording(model: nn.Module) -> Iterator[dict[str, Sampled]]:
 
 
 def tensors_of(path: str | Path) -> dict[str, str]:
-    """Modules of an ONNX file of `vitdense.export.onnx.save_onnx`, and the tensor that each ends with, in the order of
-    the graph."""
+    """Modules of a file of `vitdense.export.onnx.save_onnx` and the last tensor of each, in graph order."""
     import onnx
 
     found: dict[str, str] = {}
@@ -100,14 +100,14 @@ def proof_of(
 ) -> dict[str, np.ndarray]:
     """The proof of a model in a program, as arrays for `write_proof`.
 
-    Blocks that the program has not, or has otherwise, are left out: an optimiser may have joined them with others.
+    Blocks that the program lacks or computes otherwise are left out: an optimiser may have fused them.
 
     Args:
-        model: Its name in a program of several; empty in one of its own.
-        precision: Of the program, see `vitdense.runtime.BOUNDS`.
-        wanted, halves: Of each photo, by the model in float32 and in half precision.
+        model: The model's name in a program of several, else empty.
+        precision: Precision of the program, see `vitdense.runtime.BOUNDS`.
+        wanted, halves: What the model computes from each photo in float32 and in half precision.
     """
-    ends = {}  # of blocks that end with the same tensor, the outermost
+    ends = {}  # last tensor -> the outermost block that ends with it
     for name, tensor in tensors_of(program).items():
         if name in wanted[0].blocks:
             ends[tensor] = min(ends.get(tensor, name), name, key=len)
@@ -122,7 +122,7 @@ def proof_of(
         for name, tensor in tensors.items():
             errors[name] = max(errors[name], error_at(found[tensor], *want.blocks[name]))
         results.append((reader.read(found, photo.shape[:2]), want.found))
-    limit = 1e-3 if precision == "float32" else 0.5  # beyond it, the tensor is not what the block returns
+    limit = 1e-3 if precision == "float32" else 0.5  # beyond it, the tensor is not the block's output
     kept = [name for name, error in errors.items() if error < limit]
     pairs = [*zip(halves, wanted)]
     half = {name: max(relative(x.blocks[name].values, y.blocks[name].values) for x, y in pairs) for name in kept}
@@ -157,9 +157,11 @@ def write_proof(path: Path, proofs: Sequence[Mapping[str, np.ndarray]]) -> None:
 
 
 def widened(pairs: Sequence[tuple[Output, Output]], base: Bounds) -> Bounds:
-    """Bounds of what is found in a lower precision, by what it changes here: `FOUND_SLACK` times the change of pixels,
-    or that of nine in ten objects, to which four in five must keep. None is less than `base`. `pairs` are of the lower
-    precision and of float32."""
+    """Bounds for results in a lower precision, from the changes between `pairs` of results in it and in float32.
+
+    They are `FOUND_SLACK` times the change of pixels, or the change that nine in ten objects keep to; then four in five
+    objects must keep to the bounds. No bound is tighter than `base`.
+    """
     if pairs[0][1].boxes is None:
         equal = min((classes_of(got) == classes_of(want)).mean() for got, want in pairs)
         return replace(base, classes=min(base.classes, 1 - FOUND_SLACK * (1 - equal)))

@@ -1,4 +1,4 @@
-"""``vitdense export``: a proof beside the program, of what the model finds in photos and computes inside."""
+"""``vitdense export``: writes a proof beside the program."""
 
 import argparse
 from pathlib import Path
@@ -22,7 +22,7 @@ def after(args: argparse.Namespace, program: Path, model: "Made", cfg: "Config")
     from vitdense.extensions.proof.part import PARTS, proof_of_part
 
     path = program.with_suffix(".proof")
-    path.unlink(missing_ok=True)  # of the program that was here before
+    path.unlink(missing_ok=True)  # the proof of an earlier program
     if not (args.proof and model.is_read):
         return
     proofs = [proof_of_part(program, part, model) for part in model.parts]

@@ -1,4 +1,4 @@
-"""The proof of one of the models in a program: what it finds in photos and computes inside."""
+"""The proof of one model in a program: what it finds in photos and what its blocks compute."""
 
 import math
 from pathlib import Path
@@ -13,12 +13,11 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import Sample, of_photos, paths_of
 from vitdense.mm.export.tasks import Part, Task
 
-# How much of the width of each photo is in a proof: a program that resizes its positions is seen at two sizes.
+# Share of each photo's width in a proof: two sizes show whether a program resizes its positions.
 PARTS, DRAWN = (1, 0.75, 1), (256, 384)  # size of drawn photos, where the test data cannot be read
 
 
 def proof_of_part(program: Path, part: Part, model: Made) -> dict[str, np.ndarray]:
-    """The proof of one of the models in a program."""
     predictor = part.predictor
     try:
         paths = paths_of(predictor.dataset, model.wish.images, len(PARTS))[: len(PARTS)]
@@ -26,7 +25,7 @@ def proof_of_part(program: Path, part: Part, model: Made) -> dict[str, np.ndarra
     except ConfigError:
         photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i, _ in enumerate(PARTS)]
     photos = [shrunk(photo[:, : math.ceil(share * photo.shape[1])]) for photo, share in zip(photos, PARTS)]
-    samples = [*of_photos(photos, predictor, part.about, preprocessing=False)]  # the model takes no photos itself
+    samples = [*of_photos(photos, predictor, part.about, preprocessing=False)]  # the model itself takes images
     wanted = [computed(model.task, sample, part) for sample in samples]
     with torch.autocast("cpu", torch.bfloat16):
         halves = [computed(model.task, sample, part) for sample in samples]
@@ -34,8 +33,7 @@ def proof_of_part(program: Path, part: Part, model: Made) -> dict[str, np.ndarra
 
 
 def computed(task: Task, sample: Sample, part: Part) -> Computed:
-    """Maps among the outputs are those computed without a choice of the best: logits of pixels, queries and their
-    masks."""
+    """What a model computes from a sample. Outputs computed without selection, such as logits and masks, are maps."""
     with torch.no_grad(), recording(task) as blocks:
         outputs = task(sample.image)
     blocks = {name: x for name, x in blocks.items() if name.startswith(part.scope)}

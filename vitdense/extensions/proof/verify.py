@@ -1,6 +1,6 @@
-"""Whether the engine of this machine computes of photos what a trained model did: ``python verify.py NAME.onnx``.
+"""Check that this machine's engine computes what the trained model did: ``python verify.py NAME.onnx``.
 
-The file ``NAME.proof`` beside the program tells. This file needs what `vitdense.runtime` needs: copy both.
+It compares with the file ``NAME.proof`` beside the program. This file needs only `vitdense.runtime`: copy both.
 """
 
 import argparse
@@ -17,7 +17,7 @@ if __package__:
 else:
     import runtime
 
-# What may be found, and the kinds of numbers.
+# Fields of results, and the kinds of their numbers.
 FOUND = {
     "boxes": "f",
     "scores": "f",
@@ -27,35 +27,35 @@ FOUND = {
     "panoptic": "iu",
     "keypoints": "f",
 }
-SAMPLED = ("sizes", "at", "values")  # of `Proof`
-HALF_ERROR = 0.02  # relative, of a block in half precision; more where another choice follows from it
+SAMPLED = ("sizes", "at", "values")  # fields of `Proof`
+HALF_ERROR = 0.02  # usual relative error of a block in half precision
 
 
 class Proof:
-    """What a trained model found in photos, and computed inside; `vitdense export` writes the file.
+    """What a trained model found in photos and computed inside; `vitdense export` writes the file.
 
     Args:
         path: The file.
-        model: Of a file of several, the name of one; None: of the first.
+        model: The name of one model in a file of several; None for the first.
 
     Attributes:
-        models: Names of all models in the file; of one model an empty one.
-        model: The name of this one.
-        about, outputs, precision: Of the program, the last one of `vitdense.runtime.BOUNDS`.
-        checksum: Of its file (CRC-32).
-        blocks: Parts of the model by their names, in the order of the graph; the first is the image.
-        tensors: Of the other blocks, the tensors of the graph.
-        inner: Those that are no outputs.
-        bounds: Relative error up to which a block is the same, [blocks]: ``own`` of the engines that the export ran,
-            ``half`` of an engine in half precision.
-        limits: By the same names, of what is found, as fields of `vitdense.runtime.Bounds`.
+        models: Names of all models in the file; ``[""]`` for a file of one.
+        model: The name of this model.
+        about, outputs, precision: Metadata, outputs and precision (a key of `vitdense.runtime.BOUNDS`) of the program.
+        checksum: CRC-32 of the program's file.
+        blocks: Names of the model's blocks in the order of the graph; the first is the image.
+        tensors: Tensors of the graph for the other blocks.
+        inner: The tensors that are not outputs.
+        bounds: Largest relative error of every block, [blocks]: ``own`` for the engines that the export ran, ``half``
+            for an engine in half precision.
+        limits: Bounds for results by the same names, as fields of `vitdense.runtime.Bounds`.
         photos: [H, W, 3] uint8 RGB each.
-        sizes, at, values: For each photo: elements of every block [blocks], places of some of them [blocks, samples],
-            and their values [blocks, samples].
-        results: For each photo.
+        sizes, at, values: For each photo: number of elements of every block [blocks], indices of samples [blocks,
+            samples], and their values [blocks, samples].
+        results: The results for each photo.
 
     Raises:
-        ValueError: The file is missing, cut, no such file, or its parts do not fit together.
+        ValueError: The file is missing, truncated or not a proof, or its parts do not fit together.
     """
 
     def __init__(self, path: str | os.PathLike, model: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Proof:
             self._check()
         except FileNotFoundError:
             raise ValueError(f"{path}: there is no such file; export the program again, without --no-proof") from None
-        except Exception as error:  # those of files, archives and arrays have nothing in common
+        except Exception as error:  # files, archives and arrays have no common error
             reason = f"{type(error).__name__}: {runtime.reason_of(error)}"
             raise ValueError(f"{path}: it is cut, or no proof of vitdense export ({reason})") from error
 
@@ -111,7 +111,7 @@ class Proof:
 
 
 def _check_found(found: runtime.Output, size: tuple[int, ...]) -> None:
-    """Raise a ValueError unless what a proof says was found in a photo of (h, w) pixels fits together."""
+    """Raise a ValueError unless the results of a proof for a photo of (h, w) pixels fit together."""
     arrays = {name: value for name in FOUND if (value := getattr(found, name)) is not None}
     number, points = len(arrays.get("boxes", ())), np.shape(found.keypoints)[1:2]
     shapes = {"boxes": (number, 4), "scores": (number,), "labels": (number,), "masks": (number, *size)}
@@ -134,18 +134,18 @@ def verify(
     run: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None = None,
     **options: object,
 ) -> tuple[bool, str]:
-    """Whether an engine computes of photos what the trained model did, by the file ``NAME.proof`` beside a program.
+    """Whether an engine computes what the trained model did, by the file ``NAME.proof`` beside a program.
 
     Args:
         path: The program.
         engine, threads, **options: See `vitdense.runtime.Program`.
-        run: In place of an engine, for others such as TensorRT: a batch and names of tensors to the tensors.
+        run: A function in place of an engine, for others such as TensorRT: a batch and tensor names to the tensors.
 
     Returns:
-        Whether it does, and what was compared: the first block that departs, by how much, and what commonly causes it.
+        Whether it does, and what was compared: the first block that departs, by how much, and a common cause.
 
     Raises:
-        ValueError: The program or the proof is missing; or the proof is cut or no such file.
+        ValueError: The program or the proof is missing, or the proof is truncated or not a proof.
         EngineError: The engine is not installed, has no such precision, or cannot run the program as it was exported.
     """
     checksum, file = None if run else checksum_of(path), os.path.splitext(path)[0] + ".proof"
@@ -165,7 +165,7 @@ def verify_model(
     run: Callable[[np.ndarray, Sequence[str]], Mapping[str, np.ndarray]] | None,
     **options: object,
 ) -> tuple[bool, str]:
-    """As `verify`, by the proof of one model; `checksum` is that of the program."""
+    """As `verify`, by the proof of one model; `checksum` is the program's."""
     is_whole, is_half = checksum == proof.checksum, options.get("precision", "f32") != "f32"
     try:
         if run:
@@ -185,13 +185,13 @@ def verify_model(
         same, said = False, f"differs: {error}"
     if run or (same and is_whole):
         return same, said
-    if same and proof.precision == "int8":  # of other scales, too
+    if same and proof.precision == "int8":  # the scales may differ, too
         same, said = False, f"differs: int8, whose bounds are too wide to tell it from another ({said})"
     return same, f"{said}; the file is {'as it was exported' if is_whole else 'another than was exported'}"
 
 
 def checksum_of(path: str | os.PathLike) -> int:
-    """CRC-32 of a program. A file that cannot be read is a ValueError."""
+    """CRC-32 of a program; a ValueError if the file cannot be read."""
     try:
         with open(path, "rb") as file:
             return zlib.crc32(file.read())
@@ -200,7 +200,7 @@ def checksum_of(path: str | os.PathLike) -> int:
 
 
 def compare_program(program: runtime.Program, proof: Proof, is_half: bool) -> tuple[bool, str]:
-    """Whether a program computes what its proof has, in an engine that `is_half` precision or not; see `verify`."""
+    """Whether a program computes what its proof has; `is_half`: the engine uses half precision. See `verify`."""
     for key in (key for key in runtime.KEYS if program.about.get(key) != proof.about.get(key)):
         return False, f"differs: the file says {key} {program.about.get(key)}, but at export {proof.about.get(key)}"
     errors, pairs, bounds = np.zeros(len(proof.blocks)), [], np.array(proof.bounds["half" if is_half else "own"])
@@ -210,7 +210,7 @@ def compare_program(program: runtime.Program, proof: Proof, is_half: bool) -> tu
         if absent := [name for name in (*proof.outputs, *proof.tensors) if name not in found]:
             return False, f"differs: got a program without {absent}, which it had at export: of another form or model"
         computed = [batch[0], *(found[name] for name in proof.tensors)]
-        errors = np.maximum(errors, [*map(error_at, computed, *sampled)])  # NaN stays one
+        errors = np.maximum(errors, [*map(error_at, computed, *sampled)])  # keeps NaN
         pairs.append((program.read(found, photo.shape[:2]), want))
     wrong = np.flatnonzero(~(errors <= bounds))
     if len(wrong):
@@ -235,7 +235,7 @@ def compare_program(program: runtime.Program, proof: Proof, is_half: bool) -> tu
 
 
 def error_at(found: np.ndarray, size: int, at: np.ndarray, values: np.ndarray) -> float:
-    """The relative error of a tensor at some places; infinite if it has another number of elements."""
+    """The relative error of a tensor at sampled indices; infinite if its number of elements differs."""
     if found.size != size:
         return np.inf
     return relative(found.ravel()[at], values)
@@ -247,7 +247,7 @@ def relative(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def cause_of(block: int, error: float, half: float, is_half: bool) -> str:
-    """What commonly causes that a block is the first to depart."""
+    """A common cause when this block is the first to depart."""
     if block == 0:
         return "the resize, mean and std, or the order of channels"
     if np.isinf(error):
@@ -260,7 +260,7 @@ def cause_of(block: int, error: float, half: float, is_half: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit status: 0 the same, 1 other, 2 if it cannot be told."""
+    """The exit status: 0 the same, 1 different, 2 if it cannot be compared."""
     parser = argparse.ArgumentParser(
         "vitdense verify" if __package__ else None,
         description="Whether the engine of this machine computes what a trained model did.",

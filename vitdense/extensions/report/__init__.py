@@ -1,4 +1,4 @@
-"""`vitdense check --report`: a page of what was found, with pictures."""
+"""`vitdense check --report`: a page of faults with pictures."""
 
 from vitdense.seams import Extension
 

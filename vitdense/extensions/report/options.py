@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the folder of the page."""
     parser.add_argument(
         "--report", type=Path, metavar="FOLDER", help="write report.html: what was found, with pictures"
     )
 
 
 def after(args: argparse.Namespace, cfg: "Config", faults: "Sequence[Fault]", sets: "Sequence[DataSet]") -> None:
-    """Write the page."""
     from vitdense.extensions.report.page import write_report
 
     if args.report is not None:

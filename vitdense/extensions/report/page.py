@@ -1,4 +1,4 @@
-"""The page of `vitdense check --report`: faults with pictures, and what data sets hold, in one HTML file."""
+"""The page of `vitdense check --report`: faults with pictures, and statistics of data sets, in one HTML file."""
 
 import base64
 import io
@@ -19,9 +19,9 @@ from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.errors import ConfigError
 
-PICTURES = 4  # of a fault
-MOST_PICTURES = 120  # of a page, some 25 kB each
-FIXES = {  # of things of which the fault says nothing else, by their list in the annotation file
+PICTURES = 4  # per fault
+MOST_PICTURES = 120  # per page, about 25 kB each
+FIXES = {  # for faults without a fix of their own, by the list in the annotation file
     "annotations": "Correct these annotations, or remove them",
     "images": "Correct these images in the annotation file, or remove them",
     "": "Correct what is listed, or take it out of the data",
@@ -33,10 +33,10 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
     """Write ``report.html``, which needs no other file and no network.
 
     Args:
-        folder: Where.
+        folder: Folder of the page.
         cfg: The config.
-        faults: Of it and its data, in the order of the page.
-        sets: Its data sets, each once, after `describe`.
+        faults: Faults of the config and its data, in the order of the page.
+        sets: The data sets without duplicates, after `describe`.
 
     Returns:
         The path of the page.
@@ -62,12 +62,12 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
     )
     path = folder / "report.html"
     with atomic_write(path) as scratch:
-        scratch.write_bytes(page.encode("utf-8", "backslashreplace"))  # names of files may be no text
+        scratch.write_bytes(page.encode("utf-8", "backslashreplace"))  # for file names that are not UTF-8
     return path
 
 
 def _input(cfg: Config) -> tuple[int, str]:
-    """The size of the model's input in pixels, and what it is; 0 if no step of the pipelines says it."""
+    """The size of the model's input in pixels, and where it is from; 0 if no step of the pipelines has it."""
     mode = "crops" if cfg.get("default_scope") == "mmseg" else "a short side"
     try:
         size = image_size(cfg)
@@ -138,7 +138,7 @@ def _sizes(of: Shown, size: int) -> Iterator[str]:
 
 
 def _histogram(title: str, names: Sequence[str], limits: Sequence[float], values: Sequence[float]) -> Iterator[str]:
-    """A table of how many values are below each limit; nothing of no values."""
+    """A table of how many values lie between the limits; nothing without values."""
     counts, total = dict.fromkeys(names, 0), len(values)
     for value in values:
         counts[names[sum(value >= limit for limit in limits)]] += 1

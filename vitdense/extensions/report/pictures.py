@@ -1,4 +1,4 @@
-"""Pictures of annotations as they are read."""
+"""Pictures of annotations."""
 
 import math
 import os
@@ -20,18 +20,18 @@ from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.errors import ConfigError
 from vitdense.results import draw
 
-SIDE = 340  # pixels of a picture, the longer one
-NEAR = 3  # what is shown around an object is at least so many times smaller than the image
-MOST = 60  # objects of a picture
-COLOUR_TYPES = ("color", "color_ignore_orientation")  # of images as loaded, as stored
-GREY = 128  # beyond the edges of an image
+SIDE = 340  # longer side of a picture in pixels
+NEAR = 3  # the region around an object is at least this many times smaller than the image
+MOST = 60  # most objects in a picture
+COLOUR_TYPES = ("color", "color_ignore_orientation")  # for images turned by their EXIF orientation, and as stored
+GREY = 128  # colour beyond the edges of an image
 
 Picture = tuple[str, np.ndarray]  # a caption, and pixels [H, W, 3] uint8 RGB
 Box = Sequence[float]  # x, y, width, height in pixels
 
 
 class Shown:
-    """What a page shows of a data set: pictures, and sizes.
+    """The pictures and sizes of a data set for a page.
 
     Args:
         of: The data set, after `describe`.
@@ -47,17 +47,17 @@ class Shown:
             self.drawn = _of_maps(of)
 
     def pictures(self, fault: Fault) -> Iterator[Picture]:
-        """Of what has a fault, if it is in this data set."""
+        """Pictures of the items with a fault, if they are in this data set."""
         is_here = fault.where.startswith(self.set.where) and (not fault.of or self.set.file in fault.where)
         yield from self._draw(self.drawn.of(fault) if is_here and self.drawn else ())
 
     def examples(self, number: int) -> Iterator[Picture]:
-        """Of images of the data set, evenly spaced."""
+        """Pictures of evenly spaced images of the data set."""
         yield from self._draw(evenly_spaced(list(self.drawn.images), number) if self.drawn else ())
 
     def _draw(self, these: Iterable) -> Iterator[Picture]:
         for one in these:
-            with suppress(ConfigError):  # an image that cannot be read, a fault of its own
+            with suppress(ConfigError):  # an unreadable image has its own fault
                 yield self.drawn.draw(one)
 
     @property
@@ -70,7 +70,7 @@ class Shown:
 
     @property
     def object_shares(self) -> list[float]:
-        """The side of each object, sqrt(width * height), in shares of the shorter side of its image."""
+        """The side of each object, sqrt(width * height), relative to the shorter side of its image."""
         if not isinstance(self.set, AnnotatedSet) or isinstance(self.set, PanopticSet):
             return []
         content = parse(Path(self.set.file))
@@ -113,7 +113,7 @@ def _labels(maps: LabelMaps, decoder: str, path: str) -> np.ndarray:
     """The label of each pixel of a map, [H, W]."""
     try:
         raw = read_label_map(path, decoder)
-    except Exception as error:  # decoders have no error in common
+    except Exception as error:  # decoders have no common error
         raise ConfigError(f"{path} cannot be read") from error
     if raw.ndim != 2:
         raise ConfigError(f"{path} has {raw.ndim} dimensions, expected 2")
@@ -125,10 +125,10 @@ class ObjectPictures:
     """Pictures of the instances of an annotation file.
 
     Args:
-        images: Of the file, by the paths of their files.
-        objects: Its annotations.
-        names: Of the categories, by their ids.
-        stored: Images are loaded as stored, not turned by their EXIF orientation.
+        images: Images of the annotation file by path.
+        objects: The annotations.
+        names: Names of the categories by id.
+        stored: Whether images are loaded as stored, not turned by their EXIF orientation.
     """
 
     def __init__(self, images: Mapping[str, dict], objects: Iterable[dict], names: Mapping[int, str], stored: bool):
@@ -142,7 +142,7 @@ class ObjectPictures:
             self.objects_of.setdefault(one["image_id"], []).append(one)
 
     def of(self, fault: Fault) -> list[str | dict]:
-        """What of it has a fault and can be drawn: paths, or annotations."""
+        """The items of a fault that can be drawn: paths or annotations."""
         if fault.of == "annotations":
             found = [self.object_of.get(item) for item in fault.items]
             return [one for one in found if one and one["image_id"] in self.path_of]
@@ -150,7 +150,7 @@ class ObjectPictures:
         return list(filter(None, paths))
 
     def draw(self, what: str | dict) -> Picture:
-        """A path, with its objects, or an annotation.
+        """Draw an image with its objects, by its path, or one annotation.
 
         Raises:
             ConfigError: The image cannot be read.
@@ -163,7 +163,7 @@ class ObjectPictures:
         return f"{os.path.basename(path)}, {by(size)}", self._draw(pixels, objects, image, (0, 0, *size))
 
     def _object(self, one: dict) -> Picture:
-        """An annotation with what is around it, or with the image that it is not inside of."""
+        """An annotation with its surroundings, or with the whole image if it is outside."""
         path = self.path_of[one["image_id"]]
         image, pixels = self.images[path], read_pixels(path, self.color_type)
         same = [x["id"] for x in self.objects_of[one["image_id"]] if x["bbox"] == one["bbox"] and x is not one]
@@ -174,7 +174,7 @@ class ObjectPictures:
         return caption, self._draw(pixels, [one], image, region(pixels.shape[1::-1], limits))
 
     def _draw(self, pixels: np.ndarray, objects: Iterable[dict], image: dict, shown: Box) -> np.ndarray:
-        """Objects on a part of the plane of an image [H, W, 3]; those whose box is none are left out."""
+        """Draw objects on a region of an image [H, W, 3]; objects without a valid box are left out."""
         objects, scale = [one for one in objects if has_box(one)], SIDE / max(shown[2:])
         view, masks = _view(pixels, shown, scale, GREY), []
         for one in objects:
@@ -194,10 +194,10 @@ class MapPictures:
     """Pictures of label maps, or of the PNGs of panoptic segments.
 
     Args:
-        maps: Their paths, by the paths of the images.
-        names: Of the classes.
-        read: The class of each pixel, [H, W], of a path of a map; outside of `names`: none.
-        stored: Images are loaded as stored, not turned by their EXIF orientation.
+        maps: Path of an image -> path of its map.
+        names: Class names.
+        read: Path of a map -> the class of each pixel, [H, W]; values outside of `names` mean no class.
+        stored: Whether images are loaded as stored, not turned by their EXIF orientation.
     """
 
     def __init__(self, maps: Mapping[str, str], names: Sequence[str], read: Callable[[str], np.ndarray], stored: bool):
@@ -211,7 +211,7 @@ class MapPictures:
         return list(dict.fromkeys(filter(None, found)))
 
     def draw(self, path: str) -> Picture:
-        """An image under its map, or beside one of another size.
+        """Draw a map over its image, or beside it if the sizes differ.
 
         Raises:
             ConfigError: One of them cannot be read.
@@ -233,17 +233,17 @@ class MapPictures:
 
 
 def path_in(item: object, known: Mapping[str, str]) -> str | None:
-    """The image of an item of a fault, by a path in `known`, maybe with a note; None: it is none."""
+    """The path in `known` that an item of a fault starts with, before any note; None if there is none."""
     text = str(item)
     return next((known[x] for x in (text, text.rpartition(" (")[0], text.rpartition(" of ")[2]) if x in known), None)
 
 
 def region(size: Sequence[int], boxes: Sequence[Box]) -> Box:
-    """The part of the plane of an image that shows boxes: what is around them, or the image if they are not inside.
+    """The region to show for boxes: their surroundings, with the whole image if they are outside of it.
 
     Args:
         size: Width and height of the image.
-        boxes: In it, or beyond its edges; more than a width or height beyond is not shown.
+        boxes: Boxes, which may exceed the image; at most one width or height beyond it is shown.
     """
     start, length = [], []
     for axis, side in enumerate(size):
@@ -261,7 +261,7 @@ def region(size: Sequence[int], boxes: Sequence[Box]) -> Box:
 
 
 def _view(plane: np.ndarray, shown: Box, scale: float, beyond: int) -> np.ndarray:
-    """A part of an image [H, W, ...], scaled; `beyond` its edges."""
+    """A region of an image [H, W, ...], scaled; `beyond` is the value outside of the image."""
     left, top, width, height = shown
     first = [max(0, int(x)) for x in (left, top)]
     cut = plane[first[1] : int(np.ceil(top + height)), first[0] : int(np.ceil(left + width))]
@@ -275,7 +275,7 @@ def _view(plane: np.ndarray, shown: Box, scale: float, beyond: int) -> np.ndarra
 
 
 def _polygons(one: Mapping, image: Mapping) -> list[np.ndarray]:
-    """The polygons of an annotation, of a turned one its box as it was turned: [points, 2] each."""
+    """The polygons of an annotation, or its box if it was turned with the image: [points, 2] each."""
     mask = one.get("segmentation")
     if turned(one) and has_box(one) and isinstance(angle := one["attributes"]["rotation"], NUMBER):
         x, y, w, h = one["bbox"]

@@ -1,4 +1,4 @@
-"""Parameters, gradients and optimizer states in parts over the processes: ``train --shard``."""
+"""Parameters, gradients and optimizer states in shards over the processes: ``train --shard``."""
 
 from vitdense.seams import Extension
 

@@ -12,7 +12,6 @@ RUNNER = "vitdense.extensions.shard.runner.ShardedRunner"
 
 
 def add_options(parser: "Parser") -> None:
-    """Add ``--shard``."""
     text = "keep parameters, gradients and optimizer states in parts over the processes (FSDP2), for large models"
     parser.add_argument("--shard", action="store_true", help=text)
     parser.apart("--shard", "--print-config")
@@ -27,7 +26,7 @@ def change(cfg: "Config", args: argparse.Namespace) -> None:
     from vitdense.mm.errors import ConfigError
 
     if cfg.get("runner_type") == RUNNER:
-        del cfg.runner_type  # of the run whose config this is
+        del cfg.runner_type  # from the config of an earlier run
     if not getattr(args, "shard", False):
         return
     if cfg.launcher == "none":

@@ -19,7 +19,7 @@ from vitdense.mm.work_folder import WorkFolder
 
 
 class NowhereBackend(LocalBackend):
-    """Of processes that take part in a save and write nothing."""
+    """The backend of processes that take part in a save and write nothing."""
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
         pass
@@ -31,28 +31,27 @@ register_backend("vitdense.nowhere", NowhereBackend)
 class SavePartsHook(Hook):
     """Every process writes its parts of a checkpoint."""
 
-    priority = "LOWEST"  # with what other hooks add, such as an average of the weights
+    priority = "LOWEST"  # after hooks that add to the checkpoint, such as an average of weights
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         checkpoint.update(save_parts(checkpoint, runner.parts))
 
 
 class ShardedRunner(Runner):
-    """As `Runner`, with a model in shards, from when its weights are loaded. A checkpoint is a folder."""
+    """A `Runner` that shards the model once its weights are loaded. A checkpoint is a folder."""
 
-    parts: Path  # of the checkpoint that is being saved
+    parts: Path  # folder of the checkpoint being saved
 
     def register_hooks(self, default_hooks: dict | None = None, custom_hooks: Sequence | None = None) -> None:
-        """As in `Runner`, and `SavePartsHook`."""
         super().register_hooks(default_hooks, custom_hooks)
         self.register_hook(SavePartsHook())
 
     def wrap_model(self, model_wrapper_cfg: dict | None, model: nn.Module) -> nn.Module:
-        """The model as it is, in the memory of the host, until it is loaded."""
+        """Keep the model in host memory until its weights are loaded."""
         return self.without_sync_bn(model)
 
     def load_or_resume(self) -> None:
-        """As in mmengine; then every process keeps its part."""
+        """Load as mmengine does; then every process keeps its part."""
         super().load_or_resume()
         shard(self.model, self.optim_wrapper.optimizer)
         for hook in self.hooks:
@@ -63,7 +62,7 @@ class ShardedRunner(Runner):
                 average.avg_parameters = dict(of)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
-        """As in `Runner`, in the memory of the host: no device has room for all."""
+        """Resume as `Runner` does, but in host memory: no device has room for all parts."""
         super().resume(*args, **{**kwargs, "map_location": "cpu"})
 
     def is_finite(self, x: Tensor) -> bool:
@@ -71,11 +70,11 @@ class ShardedRunner(Runner):
         return is_finite(x)
 
     def are_finite(self, gradients: Sequence[Tensor]) -> bool:
-        """Whether gradients are finite, by the norm of all parts."""
+        """Whether all parts of gradients are finite, by their norm."""
         return self.is_finite(nn.utils.get_total_norm(gradients))
 
     def write(self, out_dir: str, filename: str, *args: Any, **kwargs: Any) -> None:
-        """All processes write their parts, and the main one the rest, into a folder that then appears."""
+        """All processes write their parts and the main one the rest; the folder appears when it is complete."""
         self.parts, folder = Path(out_dir, SCRATCH), Path(out_dir, filename)
         if is_main_process():
             remove(self.parts)
@@ -85,7 +84,7 @@ class ShardedRunner(Runner):
         save = mmengine.runner.Runner.save_checkpoint.__wrapped__  # in all processes
         save(self, str(self.parts), REST, *args, **{**kwargs, **backend})
         if is_main_process():
-            old = Path(out_dir, f"{SCRATCH}.old")  # removing a folder takes a while, in which a kill would lose both
+            old = Path(out_dir, f"{SCRATCH}.old")  # a kill while removing the folder would lose both
             if folder.exists():
                 folder.rename(old)
             self.parts.rename(folder)
@@ -93,7 +92,7 @@ class ShardedRunner(Runner):
         barrier()
 
     def train(self) -> nn.Module:
-        """As in `Runner`; then the weights of the last checkpoint, which is in parts, are saved in one file too."""
+        """Train as `Runner` does; then also save the weights of the last checkpoint in one file."""
         trained = super().train()
         if is_main_process():
             folder = WorkFolder(self.work_dir)

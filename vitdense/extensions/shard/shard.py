@@ -1,8 +1,8 @@
 """Parameters, gradients and optimizer states in shards over the processes: `fully_shard` of torch (FSDP2).
 
-A model is built, filled and resumed whole, in the memory of the host, exactly as without; only then every process keeps
-its part, on its device. A checkpoint is a folder, to which every process writes its part (torch's distributed
-checkpoints); any other run reads it as it reads a file.
+A model is built, loaded and resumed whole, in host memory, as without shards. Then every process keeps its part on its
+device. A checkpoint is a folder, to which every process writes its part (torch's distributed checkpoints); any other
+run can read it like a file.
 """
 
 from pathlib import Path
@@ -25,16 +25,16 @@ from vitdense.models.base import Backbone
 
 
 def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Leave every process its part of the parameters, in place, on its device.
+    """Shard a model in place: every process keeps its part of the parameters on its device.
 
-    Blocks of backbones are gathered one after another while they run; all else, such as heads, for the whole pass.
+    Blocks of backbones are gathered one at a time while they run; other modules, such as heads, for the whole pass.
 
     Args:
         model: A detector or segmentor with the same values in all processes.
-        optimizer: Of its parameters. Its states become parts as well.
+        optimizer: The optimizer of its parameters, whose states are sharded too.
 
     Raises:
-        ConfigError: It has parameters without dimensions, such as the scales of ATSS, of which torch makes no parts.
+        ConfigError: The model has scalar parameters, such as the scales of ATSS, which torch cannot shard.
     """
     if scalars := [name for name, parameter in model.named_parameters() if parameter.ndim == 0]:
         raise ConfigError(f"--shard: torch makes no parts of a parameter without dimensions, such as {scalars[0]}")
@@ -42,10 +42,10 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
     old = list(model.parameters())
     backbones = [module for module in model.modules() if isinstance(module, Backbone)]
     blocks = (block for backbone in backbones for block, *_ in backbone.layers()[1:])
-    for block in dict.fromkeys(blocks):  # those of a trunk are also in a ViT-Adapter's
+    for block in dict.fromkeys(blocks):  # a ViT-Adapter lists its trunk's blocks, too
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    model.to(get_device())  # what is neither parameter nor buffer, such as the device of the data preprocessor
+    model.to(get_device())  # also sets the device of the data preprocessor
     if optimizer is None:
         return
     parts = dict(zip(old, model.parameters()))
@@ -62,14 +62,14 @@ def shard(model: nn.Module, optimizer: Optimizer | None = None) -> None:
 
 
 def save_parts(tree: Any, folder: Path) -> dict[str, Any]:
-    """Write the parts of a tree, every process its own, as safetensors. All must call it.
+    """Write the sharded tensors of a tree, every process its own parts, as safetensors. All processes must call it.
 
     Args:
         tree: Content of a checkpoint.
-        folder: An empty one, on a disk that the processes share.
+        folder: An empty folder on a disk that the processes share.
 
     Returns:
-        The tree with None in place of parts, and ``parts``: the SHA-256 digests of their files by name.
+        The tree with None for sharded tensors, and ``parts``: the SHA-256 digests of the files by name.
 
     Raises:
         ConfigError: The processes do not share the folder.
@@ -78,18 +78,18 @@ def save_parts(tree: Any, folder: Path) -> dict[str, Any]:
     parts = {keystr(path): x for path, x in tree_flatten_with_path(tree)[0] if isinstance(x, DTensor)}
     try:
         dcp.save(parts, storage_writer=dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True))
-    except dcp.api.CheckpointException as error:  # of all processes
+    except dcp.api.CheckpointException as error:  # has the errors of all processes
         raise next(iter(error.failures.values()))[0] from error
     own = {path.name: sha256_of(path) for path in folder.glob(f"shard-{get_rank() + 1:05}-*")}
     digests = {name: sha256 for each in all_gather_object(own) for name, sha256 in each.items()}
     absent = [name for name in digests if not (folder / name).is_file()]
-    if absent and is_main_process():  # which may rename the folder while others look
+    if absent and is_main_process():  # it may rename the folder while others look
         raise ConfigError(f"--shard: {folder} has no {absent[0]}; the processes need a work folder that they share")
     return {**tree_map_only(DTensor, lambda part: None, tree), "parts": digests}
 
 
 def is_finite(x: torch.Tensor) -> bool:
-    """Whether a tensor is finite, all parts of it; all processes must call it."""
+    """Whether all parts of a tensor are finite. All processes must call it."""
     if not isinstance(x, DTensor):
         return bool(x.isfinite().all())
     flag = x.to_local().isfinite().all().int()

@@ -1,8 +1,7 @@
-"""What a model sees: attention, features as colours, receptive fields and position biases, as arrays.
+"""What a model sees, as arrays: attention, features as colours, receptive fields and position biases.
 
-`vitdense show` draws them. An attention layer says by its attribute `attends_over` that `attention` can look into it:
-``"BHWC"`` or ``"BCHW"``, the layout of the map it takes, or ``"BNC"``: it takes tokens and the size of their map, or
-windows.
+`vitdense show` draws them. `attention` supports layers with an attribute `attends_over`: ``"BHWC"`` or ``"BCHW"``, the
+layout of the input map; or ``"BNC"`` for tokens and the size of their map, or for windows.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,22 +21,22 @@ from vitdense.models.mvit.model import MViTBlock
 from vitdense.models.swin.model import SwinBlock
 from vitdense.models.vit.model import ViTBlock
 
-CHANNELS_LAST = (Stage, SwinBlock, MViTBlock, ViTBlock)  # what they return
-# Parts of attention layers by name: what makes the values, last of three in qkv, and what reads the weighted sums.
+CHANNELS_LAST = (Stage, SwinBlock, MViTBlock, ViTBlock)  # modules that return maps ``[B, H, W, C]``
+# Names of the modules in attention layers that make the values (the last third of qkv), and that read weighted sums.
 VALUES, READERS = ("norm_v", "v", "g", "qkv"), ("proj", "out")
 
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """What one position attends to: the weights of the values in the sum that a head puts out.
+    """What one position attends to: the weights of the values in the output of each head.
 
-    After a softmax those of a head are shares: none is negative, and with those of its padding they add up to 1. CaiT
-    mixes its heads after the softmax: there a weight may have either sign, and they add up to any number.
+    After a softmax, the weights of a head are not negative, and add up to 1 together with the weights of padding. CaiT
+    mixes its heads after the softmax, so its weights have any sign and sum.
 
     Attributes:
         query: (row, column) of the position on the map of queries.
-        weights: Of the values of a map, ``[heads, h', w']``.
-        tokens: Of the values of the tokens before the map, such as a class token, ``[heads, E]``.
+        weights: Weights of the values of a map, ``[heads, h', w']``.
+        tokens: Weights of the tokens before the map, such as a class token, ``[heads, E]``.
     """
 
     query: tuple[int, int]
@@ -55,9 +54,9 @@ def attention_layers(model: nn.Module) -> dict[str, nn.Module]:
 def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[float, float]) -> AttentionMap:
     """The attention of one position of an image to all others, in one layer.
 
-    The layer runs as it always does, and no matrix of all pairs is made: its output is a weighted sum of values, so the
-    gradient of the sum with respect to a value is the weight. Where values are pooled by a maximum, a weight belongs to
-    the position of the maximum in the first channel of the head.
+    The layer runs as usual, and no matrix of all pairs is made: its output is a weighted sum of values, so a weight is
+    the gradient of the sum with respect to a value. If values are max-pooled, a weight belongs to the position of the
+    maximum in the first channel of the head.
 
     Args:
         model: Called with the image; it runs the layer. In eval mode: dropout would change the weights.
@@ -66,13 +65,13 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
         query: Position (y, x), 0 to 1 over the image.
 
     Raises:
-        ValueError: It is none of them, it is in train mode, or the model does not run it.
+        ValueError: The layer is not one of `attention_layers`, is in train mode, or is not run by the model.
     """
     if not hasattr(layer, "attends_over"):
         raise OptionError(f"layer: got {type(layer).__name__}, expected a layer of attention_layers(model)")
     if layer.training:
         raise OptionError("layer: got one in train mode; call model.eval() first")
-    args = _arguments(model, image.clone(), layer)  # a tensor of inference mode has no gradients
+    args = _arguments(model, image.clone(), layer)  # the clone can have gradients, unlike a tensor of inference mode
     values, sums = _values_and_sums(layer, args)
     of_queries, _ = _heads_on_map(sums, layer, args)  # [h, w, heads, d]
     row, column = (min(int(at * n), n - 1) for at, n in zip(query, of_queries.shape))
@@ -82,7 +81,7 @@ def attention(model: Callable, image: Tensor, layer: nn.Module, query: tuple[flo
 
 
 def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, ...]:
-    """What a layer gets when the model sees the image."""
+    """The arguments of a layer when the model sees the image."""
     calls: list[tuple] = []
     with torch.no_grad(), layer.register_forward_pre_hook(lambda _, args: calls.append(args)):
         model(image)
@@ -94,7 +93,7 @@ def _arguments(model: Callable, image: Tensor, layer: nn.Module) -> tuple[Any, .
 
 
 def _values_and_sums(attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """The values of an attention layer, as a leaf, and their weighted sums, as it lays them out."""
+    """The values of an attention layer, as a leaf, and their weighted sums, in the layer's layout."""
     maker = next(getattr(attn, name) for name in VALUES if hasattr(attn, name))
     reader = next((getattr(attn, name) for name in READERS if hasattr(attn, name)), None)
     seen: dict[str, Tensor] = {}
@@ -115,8 +114,8 @@ def _values_and_sums(attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Te
 
 
 def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """What an attention layer has of an image, in windows, tokens or a map: a map ``[h, w, heads, d]`` without padding,
-    and the tokens before it ``[E, heads, d]``."""
+    """An attention layer's values or sums of an image, in windows, tokens or a map, as a map ``[h, w, heads, d]``
+    without padding, and the tokens before it ``[E, heads, d]``."""
     windows = next((arg for arg in args if isinstance(arg, Windows)), None)
     before = None
     if attn.attends_over == "BCHW":
@@ -136,7 +135,7 @@ def _heads_on_map(x: Tensor, attn: nn.Module, args: tuple[Any, ...]) -> tuple[Te
 
 
 def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> dict[str, list[Tensor]]:
-    """The maps that parts of a model make of an image.
+    """The maps that parts of a model compute from an image.
 
     Args:
         model: Called with the image; it runs the parts.
@@ -144,7 +143,7 @@ def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> 
         parts: Backbones, necks, stages and blocks, or others that return maps.
 
     Returns:
-        By name, maps ``[C, h, w]``: as many as the part returns.
+        Name of a part -> all maps ``[C, h, w]`` that it returns.
 
     Raises:
         ValueError: The model does not run a part, or it does not return maps.
@@ -160,7 +159,7 @@ def features(model: Callable, image: Tensor, parts: Mapping[str, nn.Module]) -> 
 
 
 def map_of(output: Any) -> Tensor:
-    """The map of an output, which of some ViTs has tokens with it."""
+    """The map of an output, which may have tokens with it."""
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -179,10 +178,10 @@ def _keep_maps(outs: dict[str, list[Tensor]], name: str, part: nn.Module, args: 
 
 
 def principal_colours(features: Tensor) -> Tensor:
-    """The three directions in which a map varies most, as red, green and blue: ``[C, h, w]`` to ``[h, w, 3]``, 0 to 1.
+    """The first three principal components of a map as red, green and blue: ``[C, h, w]`` to ``[h, w, 3]``, 0 to 1.
 
-    Directions are in the order of their variance. The sign of each is that of its component of the largest magnitude,
-    positive; 0 and 1 are the 1st and the 99th percentile.
+    Signs are chosen so that the component of the largest magnitude in each direction is positive. 0 and 1 are the 1st
+    and the 99th percentile.
     """
     x = features.flatten(1).T.double()  # [N, C]
     x = x - x.mean(0)
@@ -198,9 +197,9 @@ def principal_colours(features: Tensor) -> Tensor:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, directions: int = 4) -> Tensor:
-    """Effective receptive field of the centre of a map: how much each pixel moves it (Luo et al., NeurIPS 2016).
+    """Effective receptive field of the centre of a map: how much each pixel changes it (Luo et al., NeurIPS 2016).
 
-    Channels are added up with random signs, the same at every call: after a LayerNorm their plain sum is a constant.
+    Channels are added with random signs, the same at every call, because after a LayerNorm their sum is a constant.
 
     Args:
         model: Makes one map ``[B, C, h, w]`` of images.
@@ -223,8 +222,8 @@ def receptive_field(model: Callable[[Tensor], Tensor], images: Tensor, direction
 
 
 def position_biases(model: nn.Module) -> dict[str, Tensor]:
-    """What position biases add to the logits of keys around a query, by name of the layer: ``[heads, 2h - 1, 2w - 1]``
-    of every table of Swin and Swin V2. The query is in the middle."""
+    """Position biases of keys around a query, by layer of Swin and Swin V2: ``[heads, 2h - 1, 2w - 1]``, query in the
+    middle."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, (TableBias, LogCpbBias))}
     with torch.no_grad():
         tables = {name: layer.of_offsets().detach() for name, layer in layers.items()}  # [heads, (2h-1)(2w-1)]

@@ -8,13 +8,13 @@ from PIL import Image, ImageDraw
 
 from vitdense.results.draw import MARK, PAPER
 
-DIMMED = 0.8  # brightness of an image under measures
+DIMMED = 0.8  # brightness of the image below a heat map
 
 
 def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
-    """Colour an image by a map of values [h, w], not negative: where it is 0 the image is seen, grey and dimmed; the
-    largest is yellow. A cell has `stride` pixels (height, width), the first at the top left; those outside of the image
-    are cut off.
+    """Colour an image by a map of values [h, w] from 0: at 0 the image shows, grey and dimmed; the largest is yellow.
+
+    A cell has `stride` pixels (height, width), the first at the top left; cells outside of the image are cut off.
     """
     scaled = np.asarray(values, np.float32) / max(float(np.max(values)), 1e-30)
     levels = np.arange(256, dtype=np.uint8)[:, None]
@@ -26,7 +26,7 @@ def heat(image: np.ndarray, values: np.ndarray, stride: tuple[float, float]) -> 
 
 
 def cells(image: np.ndarray, colours: np.ndarray, stride: tuple[float, float]) -> np.ndarray:
-    """A map of colours, [h, w, 3] from 0 to 1, as large as an image [H, W, 3]; see `heat`."""
+    """Enlarge a map of colours, [h, w, 3] from 0 to 1, to the size of an image [H, W, 3]; see `heat`."""
     return _enlarge(np.round(255 * np.asarray(colours)).astype(np.uint8), image, stride)
 
 

@@ -19,8 +19,8 @@ from vitdense.mm.predictor import ImageReader, load_model, test_steps
 from vitdense.models.vit.model import default_out_indices
 from vitdense.results import draw
 
-HEADS_SHOWN = 6  # of a layer
-FIELD_CELL, BIAS_CELL = 8, 16  # pixels a side
+HEADS_SHOWN = 6  # per layer
+FIELD_CELL, BIAS_CELL = 8, 16  # side in pixels
 Row = tuple[str, list[tuple[str, np.ndarray]]]
 
 
@@ -34,7 +34,7 @@ def contact_sheet(
     device: str = "cpu",
     classes: Sequence[str] | None = None,
 ) -> Path:
-    """Draw the rows of `sheet_rows` of a trained model, see `load_model`, as a PNG file; `out_file`.
+    """Draw the rows of `sheet_rows` for a trained model, see `load_model`, as a PNG file; returns `out_file`.
 
     Raises:
         ConfigError: The image cannot be read, or the model has no such layer.
@@ -49,14 +49,14 @@ def contact_sheet(
 def sheet_rows(
     model: nn.Module, image: Path, query: tuple[float, float] = (0.5, 0.5), layers: Sequence[str] = ()
 ) -> list[Row]:
-    """What the parts of a model make of an image.
+    """Pictures of what the parts of a model see in an image.
 
-    Rows: the image; of the maps of backbone and neck the three principal components as colours, and the channel that
-    varies most; what a position attends to in some layers, the mean over heads and every head; effective receptive
-    fields of the maps of the backbone; position biases.
+    Rows: the image; principal components and the most varying channel of the maps of backbone and neck; attention of a
+    position in some layers, mean over heads and every head; effective receptive fields of the backbone's maps; position
+    biases.
 
     Args:
-        model: Of `load_model`.
+        model: A model of `load_model`.
         image: Image file.
         query: The position (y, x), 0 to 1 over the image.
         layers: Names of attention layers that the model runs; when empty, the last two of every stage, or the last of
@@ -72,7 +72,7 @@ def sheet_rows(
     rows = [("image", [("as the model reads it; the cross is where attention is asked", _marked(pixels, query))])]
     parts = {name: getattr(model, name) for name in ("backbone", "neck") if getattr(model, name, None) is not None}
     attention = show.attention_layers(model.backbone)
-    run: set[str] = set()  # not those after the last map
+    run: set[str] = set()  # layers after the last map do not run
     handles = [x.register_forward_pre_hook(lambda *_, name=name: run.add(name)) for name, x in attention.items()]
     try:
         found = show.features(model.extract_feat, inputs, parts)
@@ -94,7 +94,7 @@ def sheet_rows(
 
 
 def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
-    """An image file as a model gets it: pixels [H, W, 3] uint8 RGB, and normalised, ``[1, 3, H, W]``."""
+    """An image file as a model sees it: pixels [H, W, 3] uint8 RGB, and normalised, ``[1, 3, H, W]``."""
     reader = ImageReader(test_steps(model.cfg))
     data = reader.inputs(image, reader.pixels(image))
     pre = model.data_preprocessor
@@ -104,8 +104,8 @@ def model_inputs(model: nn.Module, image: Path) -> tuple[np.ndarray, Tensor]:
 
 
 def _chosen(layers: Iterable[str], of_stage: int = 2) -> list[str]:
-    """The last names of every stage (two, for one of two blocks of a Swin shifts its windows); the last of every
-    quarter of a plain ViT."""
+    """The last two layers of every stage (one of two Swin blocks shifts its windows), or the last of every quarter of a
+    plain ViT."""
     stages: dict[str, list[str]] = {}
     for name in layers:
         stages.setdefault(name.rpartition("blocks.")[0], []).append(name)
@@ -116,7 +116,7 @@ def _chosen(layers: Iterable[str], of_stage: int = 2) -> list[str]:
 
 
 def _stride(inputs: Tensor, size: Sequence[int]) -> tuple[int, int]:
-    """Height and width in pixels of a cell of a map that covers an image, or a little more; powers of 2 if they fit."""
+    """Height and width in pixels of a map's cells; powers of 2 if they fit, as a map may cover more than the image."""
     least = [-(-n // m) for n, m in zip(inputs.shape[2:], size)]
     powers = [1 << (n - 1).bit_length() for n in least]
     return tuple(p if -(-n // p) == m else low for n, m, p, low in zip(inputs.shape[2:], size, powers, least))
@@ -142,7 +142,7 @@ def _attention(
 ) -> list[tuple[str, np.ndarray]]:
     found = show.attention(model.extract_feat, inputs, layer, query)
     weights = found.weights.cpu().numpy()  # [heads, h, w]
-    signed = ", absolute weights" if (weights < 0).any() else ""  # of heads that are mixed after the softmax
+    signed = ", absolute weights" if (weights < 0).any() else ""  # heads were mixed after the softmax
     stride, size = _stride(inputs, weights.shape[1:]), np.abs(weights)
     maps = [("mean of the heads", size.mean(0)), *((f"head {i}", x) for i, x in enumerate(size))]
     return [(name + signed, _marked(pictures.heat(pixels, x, stride), query)) for name, x in maps[: 1 + HEADS_SHOWN]]
@@ -154,7 +154,7 @@ def _fields(
     rows = []
     for i, features in enumerate(maps):
         field = show.receptive_field(lambda x, i=i: show.map_of(model.backbone(x)[i]), inputs)  # [H, W]
-        # Single pixels vary by orders of magnitude: means over cells, and the root, make the shape visible.
+        # Single pixels vary by orders of magnitude; means over cells and the root make the shape visible.
         field = F.avg_pool2d(field[None], FIELD_CELL, ceil_mode=True)[0].sqrt()  # [H / cell, W / cell]
         picture = pictures.heat(pixels, field.cpu().numpy(), (FIELD_CELL, FIELD_CELL))
         rows.append((f"map {i}, stride {_stride(inputs, features.shape[1:])[0]}", picture))

@@ -11,7 +11,6 @@ from vitdense.mm.config.arguments import add_inference_arguments, make_parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; its exit status."""
     parser = make_parser(__doc__, "vitdense show")
     add_inference_arguments(parser)
     parser.add_argument("image", type=Path, help="image file")
