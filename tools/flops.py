@@ -1,6 +1,8 @@
 """Count parameters and MACs (FLOPs in papers) of the model of a config, per module and in total."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
@@ -39,9 +41,10 @@ def main() -> None:
     from vitdense.mm.console import exit_on_user_error
 
     with exit_on_user_error():
-        cfg = config_of(args)
-        with torch.device("meta"):
-            model = build_model(cfg).eval()
+        with redirect_stdout(sys.stderr):  # stdout has the table or the JSON alone
+            cfg = config_of(args)
+            with torch.device("meta"):
+                model = build_model(cfg).eval()
         rows = count(model, tuple(args.shape))
         if args.json:
             print(json.dumps({**as_json(rows), "backbone": as_json(rows[:1])}))

@@ -314,7 +314,7 @@ def test_checkpoint_of_another_model_names_the_key(tiny, trained, tool_here):
 def test_flops_prints_a_table_or_json(tool_here):
     status, printed = tool_here("flops", CONFIG, "--shape", 256, 256, "--json")
     assert status == 0
-    result = json.loads(printed.out.strip().splitlines()[-1])
+    result = json.loads(printed.out)
     assert result["backbone"]["gmacs"] < result["gmacs"]
     assert result["backbone"]["params_m"] < result["params_m"]
     assert tool_here("flops", CONFIG)[1].out.strip().splitlines()[-1].startswith("total")

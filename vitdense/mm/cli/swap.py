@@ -4,7 +4,9 @@ It prints the lines to change, or writes a config that inherits from yours, afte
 """
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -26,10 +28,11 @@ def main(argv: Sequence[str]) -> int:
         path, scratch = find_config(args.config).resolve(), Path(folder, "swap.py")
         if args.out:
             check_new_file(args.out, args.force)
-        cfg = load_config(path)
-        lines = changed_lines(cfg, args.backbone)
-        scratch.write_text(f"_base_ = {code(path.as_posix())}\n{lines}", encoding="utf-8")
-        kind = try_model(scratch, args.config)
+        with redirect_stdout(sys.stderr):  # stdout has the lines alone
+            cfg = load_config(path)
+            lines = changed_lines(cfg, args.backbone)
+            scratch.write_text(f"_base_ = {code(path.as_posix())}\n{lines}", encoding="utf-8")
+            kind = try_model(scratch, args.config)
         if args.out:
             base = Path(args.config if "::" in args.config else os.path.relpath(path, args.out.resolve().parent))
             with atomic_write(args.out) as file:
