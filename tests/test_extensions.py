@@ -35,6 +35,8 @@ def copy_without(names, folder):
             shutil.copy(REPO / part, folder / part)
     for name in names:
         shutil.rmtree(folder / "vitdense/extensions" / name)
+        for recipe in (folder / "configs/extensions" / name).glob("*.py"):
+            (folder / "configs/demo" / recipe.name).unlink(missing_ok=True)  # where 0.3 had it
         for tree in ("tests", "configs"):
             shutil.rmtree(folder / tree / "extensions" / name, ignore_errors=True)
         (folder / f"docs/extensions/{name}.md").unlink(missing_ok=True)

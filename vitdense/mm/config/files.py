@@ -36,7 +36,7 @@ def find_config(name: str | Path) -> Path:
     package, _, inside = str(name).rpartition("::")
     spec = find_spec(package) if package.isidentifier() else None
     path = Path(spec.origin).parent / ".mim/configs" / inside if spec and spec.origin else Path(name)
-    recipes = {recipe.stem: recipe for recipe in CONFIGS.rglob("*.py")}
+    recipes = {recipe.stem: recipe for recipe in sorted(CONFIGS.rglob("*.py"))}
     if not path.exists():
         path = recipes.get(str(path), path)
     if path.is_dir():

@@ -1,0 +1,3 @@
+"""The recipe where 0.3 had it, for configs that name this file in `_base_`."""
+
+_base_ = "../extensions/keypoints/rfdetr_keypoints_nano_figures.py"
