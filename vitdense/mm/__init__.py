@@ -1,4 +1,4 @@
-"""What needs mmengine, mmcv, mmdet or mmseg: registries, heads, data, training, configs, checks and commands.
+"""All code that needs mmengine, mmcv, mmdet or mmseg: registries, heads, data, training, configs, checks, commands.
 
 Importing this package alone needs none of them.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints of mmengine: loaded without running code from them, saved by an atomic write."""
+"""Checkpoints of mmengine: loaded without running code in them, and written atomically."""
 
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.read import read, run_globals
 from vitdense.files import atomic_write, sha256_of
 
-REST = "rest.pth"  # of a checkpoint in parts, which is a folder: all else, and the digests of the parts
-SCRATCH = ".parts"  # folder of a checkpoint that is not complete
+REST = "rest.pth"  # in the folder of a checkpoint in parts: everything else, and the digests of the parts
+SCRATCH = ".parts"  # folder of an incomplete checkpoint
 # "" is mmengine's loader of local paths and of every prefix without a loader of its own.
 PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
 RUN_GLOBALS = run_globals(HistoryBuffer)  # with the log history, which mmengine saves and restores on resume
@@ -24,9 +24,9 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     """Read the checkpoint of a run, including its log history.
 
     Args:
-        filename: See `read`; or a folder of `save_parts`. Names after ``torchvision://`` have mmengine's meaning, so
-            that configs keep their weights: ``torchvision://resnet50`` is the first version of the weights.
-        map_location: As for `torch.load`.
+        filename: See `read`; or a folder of `save_parts`. ``torchvision://resnet50`` is the first version of the
+            weights, as in mmengine, so that configs keep their weights.
+        map_location: See `torch.load`.
         allow_pickle: Allow the file to run code. Only for files whose author you trust.
     """
     if filename.startswith("torchvision://"):
@@ -46,9 +46,11 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
 
 
 def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint in parts, with whole tensors; an absent or damaged file is a CheckpointMismatchError.
-    `rest` is what `save_parts` returned, or ``parts`` and some of its other keys: no more is read."""
-    import torch.distributed.checkpoint as dcp  # here, for no other checkpoint needs it
+    """The content of a checkpoint in parts, in whole tensors; a CheckpointMismatchError if a file is absent or damaged.
+
+    `rest` is the result of `save_parts`, or ``parts`` and some other keys, to read only these.
+    """
+    import torch.distributed.checkpoint as dcp  # imported here: other checkpoints do without
 
     for name, sha256 in rest.pop("parts").items():
         if not (folder / name).is_file() or sha256_of(folder / name) != sha256:
@@ -62,8 +64,10 @@ def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:
 
 
 def install_loader(allow_pickle: bool = False) -> None:
-    """Make mmengine load every checkpoint of the process (`load_from`, resume, test) by `read_checkpoint`; its own
-    loader can run code from the file."""
+    """Make mmengine load every checkpoint of the process (`load_from`, resume, test) by `read_checkpoint`.
+
+    Its own loader can run code from the file.
+    """
 
     def load_from_vitdense(filename: str, map_location: Any = None) -> dict:  # mmengine logs the name
         return read_checkpoint(filename, map_location, allow_pickle)
@@ -72,8 +76,10 @@ def install_loader(allow_pickle: bool = False) -> None:
 
 
 class AtomicLocalBackend(LocalBackend):
-    """mmengine's local file backend with atomic writes: with ``backend_args=dict(backend='vitdense.atomic')`` of its
-    CheckpointHook, a killed save leaves no truncated checkpoint."""
+    """mmengine's local file backend with atomic writes: a killed save leaves no truncated checkpoint.
+
+    Set ``backend_args=dict(backend='vitdense.atomic')`` of the CheckpointHook.
+    """
 
     def put(self, obj: bytes, filepath: str | Path) -> None:
         with atomic_write(filepath) as scratch:

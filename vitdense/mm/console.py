@@ -1,4 +1,4 @@
-"""How our commands end, and what they do not show. Importing this module changes nothing."""
+"""How our commands end, and which warnings they hide. Importing this module changes nothing."""
 
 import errno
 import re
@@ -20,14 +20,14 @@ NOT_WARNED = (
     *("To copy construct from a tensor", "DeprecationWarning: `num_anchors`", "Default ``avg_non_ignore``"),
     *(r"Warning: The \w+ is out of bounds", r"torch\.meshgrid", r"`isinstance\(treespec, LeafSpec\)`"),
 )
-USER_ERRORS = (OptionError, OSError)  # that a user can fix; see `explain`
-LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # of the machine
+USER_ERRORS = (OptionError, OSError)  # errors that a user can fix; see `explain`
+LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors from limits of the machine
 
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """For commands: end with status 2 and one message on `USER_ERRORS`, with 130 and one line on Ctrl-C, and likewise
-    on the signals `STOPS`. Printing never raises inside, and `NOT_WARNED` are not shown from then on."""
+    """For commands: exit with status 2 and a message on `USER_ERRORS`, with 130 and a line on Ctrl-C, and likewise on
+    the signals `STOPS`. Printing never raises inside, and warnings `NOT_WARNED` are hidden from then on."""
     for message in NOT_WARNED:
         warnings.filterwarnings("ignore", message)
     with showing():
@@ -43,12 +43,12 @@ def exit_on_user_error() -> Iterator[None]:
 
 
 def explain(error: Exception) -> str:
-    """One of `USER_ERRORS` in words.
+    """The message of one of `USER_ERRORS`.
 
     Raises:
-        OSError: `error`, if it names no file and is of no limit of the machine: the fault is ours.
+        OSError: `error` itself, if it names no file and is not from a limit of the machine: then it is a bug.
     """
-    if isinstance(error, (OptionError, CheckpointNotFoundError)):  # without the trace of a data worker
+    if isinstance(error, (OptionError, CheckpointNotFoundError)):  # str() drops the trace of a data worker
         return re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1].strip()
     if error.strerror is None or (error.filename is None and error.errno not in LIMITS):
         raise error
@@ -56,6 +56,6 @@ def explain(error: Exception) -> str:
 
 
 def result_commands(config: str, work_dir: str) -> list[str]:
-    """The commands that evaluate a trained model and predict with it, as a shell takes them."""
+    """Shell commands to evaluate a trained model and to predict with it."""
     config, work_dir = shlex.quote(config), shlex.quote(work_dir)
     return [f"vitdense test {config} {work_dir}", f"vitdense predict {config} {work_dir} IMAGES"]

@@ -1,4 +1,4 @@
-"""The error of everything that a user can fix in a config, data set or option, and lists in its messages."""
+"""The error for faults in a config, data set or option, and a helper for its messages."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What mm leaves open in the predictions of its models."""
+"""Fixes of predictions of mm's models: coordinates in float32, valid boxes, limits of queries."""
 
 from typing import Any
 
@@ -9,28 +9,28 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 HALF = (torch.float16, torch.bfloat16)
-# Heads of queries of mmdet, by the names of their classes; another project's may have other attributes.
+# mmdet's heads of queries, by class name; heads of other projects may have other attributes.
 QUERY_HEADS = {"bbox_head": "DETRHead", "roi_head": "SparseRoIHead", "panoptic_fusion_head": "MaskFormerFusionHead"}
 
 
 def guard_model(model: nn.Module) -> nn.Module:
-    """The model of mm, which may be wrapped, as it is, with places in float32 and results that are valid.
+    """Add hooks to a model of mm, in place, for coordinates in float32 and valid results; returns the model.
 
-    Half types have fewer places than images have pixels, bfloat16 every 4th from 512 on. mmdet makes or casts anchors,
-    points, proposals, RoIs, reference points and boxes in the data type of what lies next to them, so under autocast
-    hooks of its modules widen that; layers compute in half precision as before:
+    Half types cannot represent all pixels of an image: bfloat16 has every 4th from 512 on. mmdet computes anchors,
+    points, proposals, RoIs, reference points and boxes in the data type of neighbouring tensors. So under autocast
+    hooks cast these tensors to float32; layers still compute in half precision:
 
-    - outputs of dense heads and box heads: anchors and points get their type, and boxes are decoded in it;
-    - maps that RoIs are cast to or that give learned proposals the size of the image, and values that the sampling
-      locations of deformable attention are cast to;
-    - outputs of layers that predict a point or a box, 2 or 4 numbers: heads of queries add references to them in place.
+    - outputs of dense heads and box heads, which give anchors, points and decoded boxes their type;
+    - maps that give RoIs their type or learned proposals the image size, and values that give sampling locations of
+      deformable attention their type;
+    - outputs of layers that predict a point or a box (2 or 4 numbers), to which heads of queries add references.
 
-    Results are in float32: metrics, tiles and pictures go on with NumPy, which has no bfloat16. Boxes of negative width
-    or height, of which metrics and pictures make nonsense, are left out. Where queries and classes have fewer pairs
-    than results are asked for, all are.
+    Results are in float32, because metrics, tiles and pictures use NumPy, which has no bfloat16. Boxes of negative
+    width or height are dropped, because metrics and pictures cannot use them. If a model has fewer pairs of queries and
+    classes than the number of results, all pairs are returned.
 
-    `build_model` calls this for every model, and `GuardModelHook` where another runner runs a recipe; who runs a model
-    of mmdet's ``init_detector`` under autocast calls it himself.
+    `build_model` calls this for every model, and `GuardModelHook` if another runner runs a recipe. Call it yourself for
+    a model of mmdet's ``init_detector`` under autocast.
     """
     inner = unwrapped(model)
     if _valid_results in inner._forward_hooks.values():
@@ -57,7 +57,7 @@ def guard_model(model: nn.Module) -> nn.Module:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The detector or segmentor inside of wrappers: of processes, of test-time augmentation."""
+    """The detector or segmentor inside of wrappers for processes or test-time augmentation."""
     while isinstance(inner := getattr(model, "module", None), nn.Module):
         model = inner
     return model
@@ -67,7 +67,7 @@ def _widen(layer: nn.Module, args: tuple, output: Tensor) -> Tensor:
     return output.float() if output.dtype in HALF else output
 
 
-# Under autocast only: in a model that is in half precision itself, the next layer takes nothing else.
+# Only under autocast: if the model itself is in half precision, the next layer needs that type.
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _widen_inputs_under_autocast(module: nn.Module, args: tuple) -> tuple:
 
 
 def _valid_results(model: nn.Module, args: tuple, outputs: Any) -> None:
-    samples = outputs if isinstance(outputs, list) else []  # otherwise losses or maps
+    samples = outputs if isinstance(outputs, list) else []  # else losses or maps
     for sample in (sample for sample in samples if isinstance(sample, BaseDataElement)):
         for key, part in list(sample.items()):
             for name, value in part.items() if isinstance(part, BaseDataElement) else ():
@@ -96,7 +96,7 @@ def _valid_results(model: nn.Module, args: tuple, outputs: Any) -> None:
 
 
 def _ask_for_what_there_is(detector: nn.Module, children: dict[str, nn.Module]) -> None:
-    """Lower `max_per_img` of heads of queries to the pairs of a query and a class, or to the queries without pairs."""
+    """Limit `max_per_img` of heads of queries to the number of pairs of a query and a class, or of queries."""
     counts = ((detector, "num_queries"), (children.get("rpn_head"), "num_proposals"))
     counts = (*counts, (children.get("panoptic_head"), "num_queries"))
     number = next((getattr(part, name) for part, name in counts if hasattr(part, name)), None)
@@ -104,7 +104,7 @@ def _ask_for_what_there_is(detector: nn.Module, children: dict[str, nn.Module]) 
         head = children.get(key)
         if kind not in (base.__name__ for base in type(head).__mro__):
             continue
-        stages = getattr(head, "bbox_head", [head])  # of Sparse R-CNN
+        stages = getattr(head, "bbox_head", [head])  # Sparse R-CNN has several
         pairs = number * stages[-1].num_classes
         if key == "bbox_head" and not head.loss_cls.use_sigmoid:
             pairs = number

@@ -1,4 +1,4 @@
-"""How a trained model predicts, and how a device computes: mixed precision; on a CPU, oneDNN."""
+"""Options of prediction, and how a device computes: mixed precision; on a CPU, oneDNN."""
 
 import argparse
 import platform
@@ -20,15 +20,15 @@ class Inference:
 
     Attributes:
         device: See `check_device`.
-        dtype: In which it computes (autocast): `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
+        dtype: Data type of autocast: `torch.float32`; `torch.bfloat16`, on a GPU or a CPU that has it; or
             `torch.float16`, on a GPU.
-        score_thr: Minimum score of detections, 0 to 1; None: by the operating point beside the checkpoint, without one
-            `vitdense.runtime.SCORE`.
-        tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None: images
-            as a whole. Every tile goes through the pipeline of the config, as an image of its own. See
-            `vitdense.results.tiles` for what is one object.
-        overlap: Of neighbouring tiles, as a share of their side.
-        onednn: On a CPU, large linear layers by oneDNN; see `vitdense.layers.onednn`.
+        score_thr: Minimum score of detections, 0 to 1; None for the operating point beside the checkpoint, or
+            `vitdense.runtime.SCORE` without one.
+        tiles: Side in pixels of the tiles in which a detector predicts, for small objects in large images; None for
+            whole images. Every tile goes through the pipeline of the config like an image. See
+            `vitdense.results.tiles` for how detections are merged.
+        overlap: Overlap of neighbouring tiles, as a share of their side.
+        onednn: On a CPU, run large linear layers by oneDNN; see `vitdense.layers.onednn`.
 
     Raises:
         ValueError: An option has an unknown value, or the device does not compute in the data type.
@@ -50,7 +50,7 @@ class Inference:
 
     @classmethod
     def of(cls, args: argparse.Namespace, **options: object) -> "Inference":
-        """The options that a tool has among its parsed arguments."""
+        """The options from a tool's parsed arguments."""
         given = {option.name: getattr(args, option.name) for option in fields(cls) if option.name in args}
         if "device" in given:
             given["device"] = device_of(given["device"])
@@ -66,7 +66,7 @@ class Inference:
         return self.onednn and torch.device(self.device).type == "cpu"
 
     def tune_cpu(self) -> None:
-        """On a CPU, keep memory between layers, and log how it computes; see `vitdense.layers.onednn`."""
+        """On a CPU, keep memory between layers, and log the settings; see `vitdense.layers.onednn`."""
         if not self._tunes:
             return
         kept = "memory is kept between layers" if keep_memory() else "memory is not kept between layers, without glibc"
@@ -85,26 +85,28 @@ class Inference:
 
 
 def device_of(given: str | None) -> str:
-    """The device of ``--device``; cuda where there is one, else cpu, where none is given."""
+    """The device of ``--device``; by default cuda if there is one, else cpu."""
     return given or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_score(score_thr: float) -> None:
     """Raise a ConfigError if a minimum score is not from 0 to 1."""
-    if not 0 <= score_thr <= 1:  # of NaN neither is true
+    if not 0 <= score_thr <= 1:  # also for NaN
         raise ConfigError(f"score_thr: got {score_thr}, expected a score from 0 to 1 (--score-thr)")
 
 
 def devices() -> dict[str, int]:
-    """How many devices of each kind torch finds on this machine: the CPU, and its accelerator if there is one."""
+    """Number of devices of each kind that torch finds: the CPU, and an accelerator if there is one."""
     if not torch.accelerator.is_available():
         return {"cpu": 1}
     return {"cpu": 1, torch.accelerator.current_accelerator().type: torch.accelerator.device_count()}
 
 
 def check_device(option: str, device: str) -> None:
-    """Raise a ConfigError, which names `option`, if torch does not find a device on this machine: ``cpu``, or a kind of
-    accelerator, such as ``cuda``, ``mps`` or ``xpu``, also with a number: ``cuda:N``."""
+    """Raise a ConfigError, which names `option`, if torch does not find a device.
+
+    A device is ``cpu`` or a kind of accelerator, such as ``cuda``, ``mps`` or ``xpu``, also with a number: ``cuda:N``.
+    """
     found = [name for kind, count in devices().items() for name in (kind, *(f"{kind}:{i}" for i in range(count)))]
     if str(device) not in found:
         raise ConfigError(
@@ -113,8 +115,10 @@ def check_device(option: str, device: str) -> None:
 
 
 def check_precision(option: str, dtype: str | None, device: str) -> None:
-    """Raise a ConfigError, which names `option`, if a device is absent, or does not compute in a data type: float16,
-    bfloat16, float32 or None. A CPU without instructions for bfloat16 would emulate them, slowly."""
+    """Raise a ConfigError, which names `option`, if a device is absent or lacks a data type.
+
+    The data type is float16, bfloat16, float32 or None. A CPU without bfloat16 instructions would emulate them, slowly.
+    """
     check_device("device", device)
     if dtype in (None, "float32"):
         return
@@ -135,8 +139,8 @@ def check_precision(option: str, dtype: str | None, device: str) -> None:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies in bfloat16, as torch finds."""
+    """Whether this CPU has instructions for bfloat16, as far as torch can tell."""
     if platform.machine().lower() in ("aarch64", "arm64"):
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    # On x86 that question is about AVX-512 alone, by which bfloat16 is emulated.
+    # On x86 the question above is only about AVX-512, which emulates bfloat16.
     return torch.cpu._is_avx512_bf16_supported()

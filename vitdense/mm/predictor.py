@@ -49,10 +49,10 @@ from vitdense.results.result import Result
 from vitdense.runtime import SCORE, OperatingPoint, least, segments_of
 from vitdense.seams import call
 
-UNSEEN = ("meta_keys", "backend_args")  # options of steps that change no pixel
+UNSEEN = ("meta_keys", "backend_args")  # options of pipeline steps that change no pixel
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 Threshold = float | Sequence[float]  # minimum score of detections, or of each class
-_process = os.getpid()  # whose threads the pool of OpenMP has
+_process = os.getpid()  # the process with OpenMP's threads
 
 
 def load(
@@ -66,15 +66,15 @@ def load(
     onednn: bool = True,
     classes: Sequence[str] | None = None,
 ) -> "Predictor":
-    """A trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
+    """Load a trained model. ``model = vitdense.load("work_dirs/pets_swin"); model("photo.jpg").boxes``.
 
     Args:
         config: A work folder, for its config and latest checkpoint; the name of a published model, see
             `find_published`, whose file is downloaded once; or a config: a file, the name of a recipe, or
             ``mmdet::FOLDER/NAME.py`` of an installed package.
-        checkpoint: File, address or work folder; needed for a config.
+        checkpoint: A file, address or work folder; needed for a config.
         device, dtype, score_thr, tiles, overlap, onednn: See `vitdense.mm.precision.Inference`.
-        classes: Names by output, for a file of another project that has none; see `load_model`.
+        classes: Class names by output, for a file of another project without names; see `load_model`.
 
     Raises:
         ValueError: There is no such config, or it is not one of mmdet or mmseg, or an option has an unknown value.
@@ -90,20 +90,20 @@ class Predictor:
     """A trained detector or segmentor, ready for images.
 
     Args:
-        cfg: From `load_config`; one of mmdet or mmseg.
+        cfg: A config of mmdet or mmseg, from `load_config`.
         checkpoint: See `find_checkpoint`.
-        inference: How it predicts.
+        inference: Options of prediction.
         classes: See `load`.
 
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
-        names: Of its classes.
-        palette: Their colours, [classes, 3] uint8 RGB.
-        skeleton: Pairs of keypoints, which pictures join.
-        dataset: Config of its test data.
-        reader: Of images, by the test pipeline.
-        operating_point: Of the checkpoint, which an extension reads; None without one.
-        score_thr: Minimum score of detections, or of each class.
+        names: Class names.
+        palette: Colours of the classes, [classes, 3] uint8 RGB.
+        skeleton: Pairs of keypoints that pictures join.
+        dataset: Config of the test data.
+        reader: Reads images by the test pipeline.
+        operating_point: The checkpoint's operating point, read by an extension; None without one.
+        score_thr: Minimum score of detections, one for all classes or one for each.
     """
 
     def __init__(
@@ -145,31 +145,33 @@ class Predictor:
 
         Args:
             images: One image, or several: paths; the bytes of files; Pillow's images; arrays [H, W, 3] of uint8, RGB;
-                tensors [3, H, W] of uint8, RGB. Any sizes. The same pixels have the same result, whatever they come as.
+                tensors [3, H, W] of uint8, RGB. Sizes may differ. All kinds give the same result for the same pixels.
             score_thr: Minimum score of detections, 0 to 1; by default the model's.
-            batch_size: Images of one size are predicted together, this many at a time. Each has the result that it has
-                alone, up to rounding.
+            batch_size: Up to this many images of the same size are predicted together, with the same results as alone,
+                up to rounding.
 
         Returns:
             The result of the image, or a list of one per image; see `stream` for many.
 
         Raises:
-            ConfigError: An image cannot be read, or is none of the above; the score is not from 0 to 1; or the batch
-                has no image.
+            ConfigError: An image cannot be read or is of another kind; the score is not from 0 to 1; or the batch has
+                no image.
         """
         if isinstance(images, Images):
             return next(self.stream([images], score_thr, batch_size))
         return list(self.stream(images, score_thr, batch_size))
 
     def stream(self, images: Iterable[Images], score_thr: float | None = None, batch_size: int = 8) -> Iterator[Result]:
-        """Predict on any iterable of images: ``for result in model.stream(paths)``; see `__call__`. No more than
-        `batch_size` images are read ahead, and none is kept after its result was taken."""
+        """Predict on any iterable of images: ``for result in model.stream(paths)``; see `__call__`.
+
+        At most `batch_size` images are read ahead, and none is kept after its result.
+        """
         threshold = self.threshold(score_thr)
         check_batches(images, batch_size)
         return self._stream(iter(images), threshold, batch_size)
 
     def threshold(self, score_thr: float | None) -> Threshold:
-        """The minimum score of objects, as given, or by class; see `__call__`."""
+        """The minimum score of objects: as given, or the model's; see `__call__`."""
         if score_thr is not None:
             check_score(score_thr)
         return self.score_thr if score_thr is None else score_thr
@@ -182,7 +184,7 @@ class Predictor:
             yield from found
 
     def results(self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: Threshold) -> Iterator[Result]:
-        """The results of a batch, one after the other."""
+        """The results of a batch."""
         found, pixels = self.samples(images, pixels, threshold), [*pixels]
         del images
         while found:
@@ -192,10 +194,12 @@ class Predictor:
     def samples(
         self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: Threshold = 0.0
     ) -> list[BaseDataElement]:
-        """Predictions as data samples of mmdet or mmseg, with all detections of the head; those below the threshold
-        have no mask. Pixels: see `ImageReader`."""
+        """Predictions as data samples of mmdet or mmseg, with all detections of the head.
+
+        Detections below the threshold have no mask. For `pixels` see `ImageReader`.
+        """
         global _process
-        if os.getpid() != _process:  # a fork has the pool of OpenMP without its threads, and would wait for them
+        if os.getpid() != _process:  # a fork lacks OpenMP's threads, and would wait for them
             torch.set_num_threads(1)
             _process = os.getpid()
         data = [*map(self.reader.inputs, images, pixels)]
@@ -212,7 +216,7 @@ class Predictor:
         return found
 
     def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: Threshold) -> Result:
-        """A data sample of `samples` as a result, with detections from the threshold on."""
+        """A data sample of `samples` as a result, without detections below the threshold."""
         shown = {"image": pixels, "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
@@ -226,7 +230,7 @@ class Predictor:
 
         found = sample.pred_instances
         scores, least_scores = found.scores.cpu(), least(threshold, found.labels.cpu().numpy())
-        found = found[scores >= torch.as_tensor(least_scores).to(scores)].cpu()  # masks of some heads are on it already
+        found = found[scores >= torch.as_tensor(least_scores).to(scores)].cpu()  # some masks are there already
         shown |= {"skeleton": self.skeleton, "category_ids": self.model.dataset_meta.get("category_ids", ())}
         return Result(**shown, **fields_of(found[found.scores.argsort(descending=True, stable=True)]))
 
@@ -240,12 +244,12 @@ def check_batches(images: object, batch_size: object) -> None:
 
 
 def test_steps(cfg: Config) -> list[dict]:
-    """The steps of the test pipeline of a config, without those that load labels."""
+    """The steps of a config's test pipeline, except loaders of labels."""
     return [step for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline if not loads_labels(step)]
 
 
 def pixel_steps(cfg: Config) -> list[dict]:
-    """The `test_steps` that change pixels, to be compared: types without scopes, no options that change no pixel."""
+    """The `test_steps` in a form to compare: types without scopes, without `UNSEEN` options."""
     return [
         {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
         for step in test_steps(cfg)
@@ -254,8 +258,10 @@ def pixel_steps(cfg: Config) -> list[dict]:
 
 
 class ImageReader:
-    """Images as a model gets them, by `test_steps`. `own_reader` is the step by which the pipeline reads files, if it
-    is not one of mmcv's that gives colours."""
+    """Reads images as a model gets them, by `test_steps`.
+
+    `own_reader` is the step that reads files, if it is not mmcv's or does not return colours.
+    """
 
     def __init__(self, steps: Sequence[Mapping]) -> None:
         first, color_type = type_name(steps[0]), steps[0].get("color_type", "color")
@@ -270,8 +276,10 @@ class ImageReader:
         return read_pixels(image, **self._reads)
 
     def inputs(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
-        """An image, whose pixels were read, through the pipeline: ``inputs`` ``[3, h, w]`` and ``data_samples``. A
-        pipeline that begins with a reader of its own decodes the file again."""
+        """Run the pipeline on an image whose pixels were read: ``inputs`` ``[3, h, w]`` and ``data_samples``.
+
+        With an `own_reader` the file is decoded again.
+        """
         path = str(image) if isinstance(image, (str, Path)) else ""
         if self.own_reader is None:
             return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
@@ -286,16 +294,16 @@ class ImageReader:
 def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str] | None = None) -> nn.Module:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
-    Its `dataset_meta` has `classes`, and `palette` if there is one. They come from the checkpoint, also of RF-DETR's
-    own trainer; else from `classes`, or from the type of the test data at the address of a published model; else from
-    the test data of the config, which is logged. Heads have as many outputs as a file of another project, or `classes`,
-    names.
+    `dataset_meta` of the model has `classes`, and `palette` if there is one. They come from the checkpoint, also from
+    RF-DETR's own trainer; else from `classes`, or, for a published model, from the type of the test data; else from the
+    test data of the config, which is logged. If a file of another project, or `classes`, names the outputs, heads get
+    as many outputs.
 
     Args:
-        cfg: Its config, which stays as it is.
-        checkpoint: A file, or an address.
+        cfg: The config; it is not changed.
+        checkpoint: A file or an address.
         device: See `vitdense.mm.precision.check_device`.
-        classes: Names by output, for a checkpoint that has none; of an output of no class it is empty.
+        classes: Class names by output, for a checkpoint without names; empty for an output without a class.
     """
     check_device("device", device)
     allow_pickle = any(hook.get("allow_pickle", False) for _, hook in hooks(cfg))  # of ExactLoadHook
@@ -335,7 +343,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
 
 
 def _with_empty_backbone(cfg: Config) -> Config:
-    """The config with a backbone of ours built on the meta device: of a ViT-L, drawing values takes six seconds."""
+    """The config with a backbone of ours built on the meta device: initialising a ViT-L takes six seconds."""
     backbone = cfg.model.get("backbone") or {}
     kind = find_class(MODELS, backbone.get("type"), cfg) if backbone else None
     if getattr(kind, "takes_tensors", False):
@@ -351,8 +359,8 @@ def _with_empty_backbone(cfg: Config) -> Config:
 def _names_of(
     saved: Mapping[str, Any], cfg: Config, checkpoint: str, classes: Sequence[str] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
-    """The names of the outputs of a checkpoint, as mm's `dataset_meta`, the checkpoint with names by output, and
-    whether it was named so; see `load_model`."""
+    """mm's `dataset_meta` with the names of a checkpoint's outputs, the checkpoint with names by output, and whether
+    these names were given; see `load_model`."""
     dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
     kind, own = find_class(DATASETS, dataset.type, cfg), trained_classes(saved)
     found = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})

@@ -1,7 +1,7 @@
-"""Checks of a config before the first iteration, for what would fail late, or silently train a wrong model.
+"""Checks of a config before the first iteration, for faults that appear late or silently train a wrong model.
 
-A check gives `Fault`s of a config and of splits or, if it is one `OF_DATA`, of their data sets; `CHECKS` has all. The
-dry step follows: in `vitdense check` on a model with random weights, in a training on that of the runner.
+A check yields `Fault`s of a config and splits; a check `OF_DATA` takes their data sets instead. `CHECKS` has all. The
+dry step follows: on a model with random weights in `vitdense check`, on the runner's model in a training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,18 +22,14 @@ CHECKS = (
 
 
 def findings(cfg: Config, splits: Sequence[str], sets: Sequence[DataSet] | None = None) -> Iterator[Fault]:
-    """What all checks find in some of ``train``, ``val`` and ``test``; `sets`: of `data_sets`, if there already."""
+    """The faults that all checks find in these splits; `sets`: the result of `data_sets`, if it exists already."""
     sets = data_sets(cfg, splits) if sets is None else sets
     for one in CHECKS:
         yield from caught(one, cfg, sets if one in OF_DATA else splits)
 
 
 def check(cfg: Config, splits: Sequence[str]) -> None:
-    """Raise the first grave fault of `findings` and of image files, which `vitdense check` decodes; log warnings.
-
-    Raises:
-        ConfigError: There is one.
-    """
+    """Raise a ConfigError for the first grave fault of `findings` and of image files; log warnings."""
     sets = data_sets(cfg, splits)
     refuse(findings(cfg, splits, sets))
     refuse(data.images(cfg, sets))

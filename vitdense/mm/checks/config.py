@@ -1,4 +1,4 @@
-"""Checks of a config's values: torch and mm refuse some in a stack trace, and train with others that are wrong."""
+"""Checks of a config's values. torch and mm refuse some wrong values by a stack trace, and train with others."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +23,8 @@ POOLING = ("UPerHead", "PSPHead", "ASPPHead", "DepthwiseSeparableASPPHead", "Enc
 
 
 def loaders(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """Training, validation and test are there whole or not at all; keys of data loaders are torch's."""
-    for parts in LOOPS.values():  # mmengine's runner refuses it in every command
+    """Training, validation and test are complete or absent; keys of data loaders are torch's."""
+    for parts in LOOPS.values():  # mmengine's runner refuses incomplete ones in every command
         if (absent := [part for part in parts if cfg.get(part) is None]) and len(absent) < len(parts):
             given = [part for part in parts if part not in absent]
             fix = f"give all of {', '.join(parts)}, or none: --cfg-options {' '.join(f'{x}=None' for x in given)}"
@@ -36,14 +36,14 @@ def loaders(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """Hooks, metrics, the optimizer and steps of pipelines are registered. All else is built by later checks."""
+    """Hooks, metrics, the optimizer and pipeline steps are registered. Other parts are built by later checks."""
     named = [(HOOKS, where, hook) for where, hook in hooks(cfg)]
     optimizer = (cfg.get("optim_wrapper") or {}).get("optimizer")
     named += [(OPTIMIZERS, "optim_wrapper.optimizer", one) for one in as_list(optimizer) if "train" in splits]
     for where in (f"{split}_evaluator" for split in splits):
         named += [(METRICS, where, metric) for metric in as_list(cfg.get(where))]
     for where in (f"{split}_dataloader" for split in splits if cfg.get(f"{split}_dataloader")):
-        for dataset in leaf_datasets(cfg[where].dataset):  # of the test too, which the dry step does not build
+        for dataset in leaf_datasets(cfg[where].dataset):  # also of the test, which the dry step does not build
             steps = enumerate(dataset.get("pipeline") or ())
             named += [(TRANSFORMS, f"{where}.dataset.pipeline.{i}", step) for i, step in steps]
     for registry, where, part in named:
@@ -53,7 +53,7 @@ def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:
-    """Whether a value is a number from `low` to below `high`; `ends`: `low` itself is one."""
+    """Whether a value is a number from `low` to below `high`, including `low` with `ends`."""
     return lambda x: _is(x, int, float) and (low <= x if ends else low < x) and x < high
 
 
@@ -71,7 +71,7 @@ TIMES = ("begin", "end", "milestones.*", "T_max", "step_size", "periods.*", "tot
 OF_HOOKS = ("switch_epoch", "begin_epoch", "num_last_epochs", "begin_iter", "starts.*", "ends.*", "save_begin")
 CLIP = (_number(0, ends=False), "a number above 0; clip_grad=None does not clip")
 SHARE = (_number(0, 1), "0 to below 1")
-VALUES = {  # dotted keys as patterns, of what is not None
+VALUES = {  # patterns of dotted keys whose values are not None
     "optim_wrapper*.optimizer.lr": NOT_NEGATIVE,
     "optim_wrapper*.optimizer.weight_decay": NOT_NEGATIVE,
     "optim_wrapper*.optimizer.eps": NOT_NEGATIVE,
@@ -100,7 +100,7 @@ VALUES = {  # dotted keys as patterns, of what is not None
 
 
 def values(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """Values of the optimizer, of the losses and of the run are in their range, and numbers where one is expected."""
+    """Values of the optimizer, the losses and the run are numbers in their range."""
     loaders_of = {f"{split}_dataloader": split for split in LOOPS}
     parts = {pattern.partition(".")[0].rstrip("*") for pattern in VALUES}
     parts = [part for part in sorted(parts) if cfg.get(part) and loaders_of.get(part, "train") in splits]
@@ -115,7 +115,7 @@ def values(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def batch_size(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """At least one image; heads that pool a map to one value per channel need two for their norms, or several GPUs."""
+    """The batch has an image; heads that pool a map to one value per channel need two for their norms, or more GPUs."""
     for split in splits:
         size = (cfg.get(f"{split}_dataloader") or {}).get("batch_size", 1)
         if not isinstance(size, int) or size < 1:

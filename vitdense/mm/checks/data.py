@@ -1,6 +1,6 @@
-"""Checks of the data: files exist, classes meet by name, what data sets hold is right, and what mm reads.
+"""Checks of the data: files exist, classes match by name, the content is valid, metrics read the right files.
 
-Labels that are off by one, or unlabelled pixels that are read as a class, silently train a wrong model.
+Labels that are off by one, or unlabelled pixels read as a class, silently train a wrong model.
 """
 
 import os
@@ -20,12 +20,12 @@ from vitdense.mm.data.images import copied, evenly_spaced
 from vitdense.mm.errors import ConfigError, join_some
 
 ABSENT = "label some, or leave the names out of the classes"
-FEW = 50  # objects of a class: by their number alone, a share of them may be 14 points off (95 %)
-SAMPLE = 20_000  # images of each split of which copies are sought
+FEW = 50  # least objects of a class: with 50, a share has a sampling error of 14 points (95 %)
+SAMPLE = 20_000  # images of each split that are searched for copies
 
 
 def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """The types of data sets are registered, their files and folders are on the disk."""
+    """The types of data sets are registered, and their files and folders exist."""
     for one in sets:
         if one.kind is None:
             yield Fault(f"no data set of type {one.dataset['type']!r} is registered", one.where)
@@ -37,16 +37,16 @@ def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """The classes of the model against the heads, the data sets and their annotation files: all meet by name."""
+    """The classes of the model match the heads, the data sets and their annotation files by name."""
     yield from caught(_classes_of_heads, cfg)
     model, faults = model_classes(cfg), Faults()
     faults.add("classes have names that differ in case alone", *alike(model or ()), grave=False, fix=SAME_NAMES)
     yield from faults
     for one in (one for one in sets if one.kind is not None):
         own = effective_classes(one.dataset, one.kind)
-        if one.file is None:  # of a file, its reader says it
+        if one.file is None:  # else the reader of the file reports it
             yield from (fault.within(f"{one.where}.dataset") for fault in names_faults(own or ()))
-        # `follow_classes` gives the model's to all that can have them.
+        # `follow_classes` gives the model's classes to all data sets that can have them.
         if None not in (model, own) and own != model:
             expected = f"expected those of the model, which are those of the training data: {join_some(model)}"
             yield Fault(f"got the classes {join_some(own)}, {expected}", one.where, fix=SAME_NAMES)
@@ -54,15 +54,15 @@ def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def _categories(dataset: dict) -> tuple[str, ...] | None:
-    """Names in the annotation file of a data set; None if the file is absent or cannot be read: other checks say so."""
+    """Names in a data set's annotation file; None if it is absent or unreadable, which other checks report."""
     ann_file = annotation_file(dataset)
     with suppress(ConfigError):
         return overview(Path(ann_file)).categories or None if ann_file and Path(ann_file).is_file() else None
 
 
 def _classes_of_file(one: DataSet, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """The classes of a data set are categories of its annotation file. A validation may lack some, and so may a file
-    of several."""
+    """The classes of a data set are categories of its annotation file. A validation, or one of several files, may lack
+    some."""
     names, own = _categories(one.dataset), effective_classes(one.dataset, one.kind)
     if names is None or own is None:
         return
@@ -101,7 +101,7 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
                 yield Fault(f"got {len(weights)} weights, expected {expected}", where)
     expected = {"num_things_classes": len(own) if things is None else things}
     expected["num_stuff_classes"] = len(own) - expected["num_things_classes"]
-    for head in nodes(cfg.model):  # Mask2Former's
+    for head in nodes(cfg.model):  # heads of Mask2Former
         for key, number in expected.items():
             if head.get(key, number) != number:
                 weights = " and the class_weight of its loss_cls" if "class_weight" in head.get("loss_cls", {}) else ""
@@ -110,12 +110,12 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
 
 
 def _readable(sets: Sequence[DataSet]) -> list[DataSet]:
-    """Those that are on this disk. One process of a machine reads them, for all."""
+    """The data sets on this disk; empty in all processes of a machine but one, which reads them for all."""
     return [] if int(os.environ.get("LOCAL_RANK", 0)) else [one for one in sets if one.is_here]
 
 
 def contents(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """What data sets hold is right, and has the classes."""
+    """The content of data sets is valid and has the classes."""
     seen, trained = set(), set()
     for one in _readable(sets):
         if one.training:
@@ -127,7 +127,7 @@ def contents(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def _absent(trained: Sequence[DataSet]) -> Iterator[Fault]:
-    """Classes of which no data set of a training has anything. A few images, to try a config, lack most of many."""
+    """Classes without an object or pixel in the training data. A small data set, to try a config, may lack many."""
     names = dict.fromkeys(name for one in trained for name in one.classes)
     absent = [name for name in names if not any(one.counts.get(name) for one in trained)]
     if absent and not sum(len(one.samples.sizes) for one in trained) < len(names) < 2 * len(absent):
@@ -146,7 +146,7 @@ def few(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """Image files exist, and are whole and of the size that is annotated, of a sample by their first and last bytes.
+    """Image files exist, and a sample of them is complete and of the annotated size, by first and last bytes.
 
     For the start of a training or test; `vitdense check` decodes them.
     """
@@ -155,7 +155,7 @@ def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """Training and validation have no image in common, by its path or, of a sample, by its bytes."""
+    """Training and validation share no image, by path or, for a sample, by content."""
     of: dict[str, set[str]] = {"train": set(), "val": set()}
     for one in (one for one in _readable(sets) if one.name in of):
         of[one.name] |= set(map(os.path.abspath, one.image_paths))
@@ -170,8 +170,8 @@ def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 def evaluators(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """Metrics read the annotation file of their data set, without the objects that it drops.
 
-    Otherwise the first evaluation fails, after hours, or compares with other annotations. Not checked are splits of
-    several data sets or metrics.
+    Otherwise the first evaluation fails, after hours, or compares with other annotations. Splits of several data sets
+    or metrics are not checked.
     """
     for split in ("val", "test"):
         found, metrics = [one for one in sets if one.name == split], as_list(cfg.get(f"{split}_evaluator"))

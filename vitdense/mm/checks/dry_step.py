@@ -1,8 +1,8 @@
-"""Dry step: losses with their gradients, and a validation, of one or two images before the first iteration.
+"""Dry step: losses, gradients and a validation of one or two images, before the first iteration.
 
-It finds what parts of a config make of each other: a loss with weights of another number of classes, a step of a
-pipeline that takes no masks, a metric without what it reads. It leaves nothing behind: see `kept`. `vitdense check`
-builds a model with random weights, and on a CPU makes images smaller; a training validates an image with its own.
+It finds parts of a config that do not fit together: a loss with weights for another number of classes, a pipeline step
+that takes no masks, a metric whose inputs are missing. It changes nothing, see `kept`. `vitdense check` builds a model
+with random weights, and uses smaller images on a CPU; a training validates an image with its own model.
 """
 
 import copy
@@ -43,11 +43,11 @@ from vitdense.mm.data.transforms import parts, steps_of
 from vitdense.mm.errors import ConfigError
 from vitdense.seams import options_of
 
-SIDE = 256  # of images on a CPU, where those of a recipe would take minutes
-IMAGES = 2  # of a step, if the batch has as many: norms may need them
+SIDE = 256  # image size on a CPU, where a recipe's size would take minutes
+IMAGES = 2  # images of a step, if the batch has as many: norms may need two
 WRITES = ("format_only", "outfile_prefix", "out_file_path", "output_dir")  # options of metrics that write files
-NOT_DETERMINISTIC = "does not have a deterministic implementation"  # torch's, of an operation on a GPU
-OF_CPU = "can't allocate memory"  # torch's error where a CPU is short of it
+NOT_DETERMINISTIC = "does not have a deterministic implementation"  # torch's error for an operation on a GPU
+OF_CPU = "can't allocate memory"  # torch's error for a CPU
 
 
 class ShortOfMemory(ConfigError):
@@ -55,17 +55,17 @@ class ShortOfMemory(ConfigError):
 
 
 def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print) -> Iterator[Fault]:
-    """The dry step of `vitdense check`. Too large a model for the memory is a warning.
+    """The dry step of `vitdense check`. A model too large for the memory is a warning.
 
     Args:
         cfg: The config.
-        splits: Among ``train``, ``val`` and ``test``.
-        say: Gets a line: the seconds and the memory of the losses and gradients.
+        splits: Some of ``train``, ``val`` and ``test``.
+        say: Gets a line with seconds and memory of the losses and gradients.
     """
     with TemporaryDirectory() as folder, _quiet():
         cfg = _own_copy(cfg, Path(folder))
         if (small := _small(cfg)) is not None:
-            with suppress(OptionError):  # which may be of the size alone: the whole size tells
+            with suppress(OptionError):  # the small size may be the cause: the full size decides
                 yield from _make(small, splits, say)
                 return
         try:
@@ -100,12 +100,12 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
 
 
 def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
-    """The losses and gradients of the first images of a training; a warning of padding that costs more than they do.
+    """Compute losses and gradients of a training's first images; warn of padding that more than doubles them.
 
     Args:
-        model: On its device, also wrapped for several processes, which then all call this.
-        loader: Of the training.
-        wrapper: The optimizer's, for its data type. No step is made.
+        model: On its device. If it is wrapped for several processes, all of them must call this.
+        loader: The training's data loader.
+        wrapper: The optimizer wrapper, for its data type. No step is made.
 
     Raises:
         ConfigError: Names the part of the config that failed.
@@ -123,7 +123,7 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
 
 
 def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
-    """Images (height and width) that are padded to more than twice their area, `inputs`, [B, 3, H, W]."""
+    """A warning if `inputs` [B, 3, H, W] have more than twice the area of the images (height, width)."""
     height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
     if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] > 2 * height * width > 0:
         padded = by(tuple(inputs.shape[:-3:-1]))
@@ -133,7 +133,7 @@ def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
 
 
 def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: bool) -> None:
-    """The prediction of an image of the validation, and its metrics; `half`: under mmengine's autocast. See `train`."""
+    """Predict on an image of the validation and compute metrics; `half`: under mmengine's autocast. See `train`."""
     model = model.module if is_model_wrapper(model) else model
     named = _modules(model) | {id(metric): f"val_evaluator ({type(metric).__name__})" for metric in evaluator.metrics}
     with kept(model), torch.no_grad():
@@ -150,14 +150,14 @@ def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: b
 def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
     before = dict(vars(metric))
     with _quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # means of nothing
+        warnings.simplefilter("ignore")  # such as means of empty arrays
         metric.process(batch, samples)
         metric.evaluate(len(samples))
     metric.__dict__ = before
 
 
 def copy_of(dataset: Any) -> Any:
-    """A data set that is built, with its own state of transforms, such as images that they keep, and the same data."""
+    """A copy of a built data set that shares its data, but not the state of its transforms, such as cached images."""
     arrays = [x for _, part in parts(dataset) for x in vars(part).values() if isinstance(x, np.ndarray)]
     return copy.deepcopy(dataset, {id(x): x for x in arrays})
 
@@ -173,23 +173,23 @@ def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
 
 
 def _steps(dataset: Any, where: str) -> dict[int, str]:
-    """The places of the steps of a data set's pipelines in the config."""
+    """Id of a pipeline step -> its key in the config."""
     return {id(step): place for place, step, _, _ in steps_of(dataset, f"{where}.dataset")}
 
 
 def _modules(model: nn.Module) -> dict[int, str]:
-    """The places of modules in the config."""
+    """Id of a module -> its key in the config."""
     return {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
 
 
 @contextmanager
 def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
-    """An error inside names the innermost of the objects `named` that it went through; `where`, if it is none."""
+    """Turn errors into ones that name the innermost of the objects `named` in their trace, or else `where`."""
     try:
         yield
-    except OptionError:  # says itself what it is about
+    except OptionError:  # names its cause
         raise
-    except Exception as error:  # of any part, of any package
+    except Exception as error:  # any part of any package may raise anything
         if isinstance(error, torch.OutOfMemoryError) or OF_CPU in str(error):
             reason = f"{get_device()} is short of memory ({str(error).splitlines()[0]})"
             raise ShortOfMemory(f"dry step: {reason}; train with a smaller --batch-size or --image-size") from error
@@ -205,8 +205,8 @@ def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
 
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
-    """A model, and the generators of random numbers, are afterwards as before: buffers such as the statistics of norms,
-    numbers and lists of modules, modes and gradients."""
+    """Restore a model and the random generators afterwards: buffers such as statistics of norms, numbers and lists of
+    modules, modes and gradients."""
     numbers, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 -- mm's transforms draw from it
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     plain = [(module, _plain(module), dict(module._buffers)) for module in model.modules()]
@@ -243,7 +243,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _own_copy(cfg: Config, folder: Path) -> Config:
-    """A config whose data sets that are drawn on demand are small ones in `folder`, if they are not drawn yet."""
+    """A config whose drawn data sets, if they do not exist yet, are small ones in `folder`."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     cfg = copy.deepcopy(cfg)
     drop_weights(cfg.model)
@@ -257,18 +257,18 @@ def _own_copy(cfg: Config, folder: Path) -> Config:
 
 
 def _peak_memory() -> str:
-    """Of the GPU, or of the process on Linux."""
+    """Peak memory of the GPU, or of the process on Linux."""
     if get_device() == "cuda":
         return f" and {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
     if sys.platform != "linux":
         return ""
-    import resource  # Unix has it
+    import resource  # Unix only
 
     return f" and {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
 
 
 def _small(cfg: Config) -> Config | None:
-    """On a CPU, the config with smaller images; None for one that has small ones, or whose sizes cannot be changed."""
+    """On a CPU, the config with smaller images; None if its images are small, or their size cannot be changed."""
     cfg = copy.deepcopy(cfg)
     step = (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 32
     side = max(SIDE // step, 1) * step

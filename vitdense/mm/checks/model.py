@@ -1,4 +1,4 @@
-"""Checks of the model: it builds, its parts fit each other, and its images are those that its weights expect."""
+"""Checks of the model: it can be built, its parts fit, and images are prepared as its weights expect."""
 
 import copy
 import logging
@@ -19,7 +19,7 @@ from vitdense.mm.errors import ConfigError
 
 
 def channels(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
-    """The channels of a backbone of this package against the first module after it: a neck or mmseg's heads.
+    """The channels of a backbone of this package fit the first module after it: a neck or mmseg's heads.
 
     Raises:
         ConfigError: The backbone, or a neck of this package, cannot be built.
@@ -33,7 +33,7 @@ def channels(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
     for i, neck in enumerate(as_list(necks)):
         name = f"model.neck.{i}" if isinstance(necks, (list, tuple)) else "model.neck"
         wanted = neck.get("in_channels", found)
-        # A number: some necks take one map. In any order: some start at the last map.
+        # An int: some necks take one map. Sorted: some start at the last map.
         if wanted not in found if isinstance(wanted, int) else sorted(wanted) != sorted(found):
             what = f"got {wanted}, expected {source}, {found}"
             yield Fault(what, f"{name}.in_channels", fix=f"set {name}.in_channels")
@@ -79,7 +79,7 @@ def _build_on_meta(cfg: Mapping | None, name: str) -> nn.Module | None:
 
 
 def build(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """What a config names exists and takes its options. The model is built without values."""
+    """All types exist and take their options. The model is built without values."""
     cfg, made = copy.deepcopy(cfg), []
     drop_weights(cfg.model)
 
@@ -90,14 +90,14 @@ def build(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
         except RuntimeError as error:
             if "meta tensors" not in str(error):
                 raise
-            made.append(build_model(cfg))  # its constructor reads values, as that of mmdet's Swin
+            made.append(build_model(cfg))  # a constructor that reads values, as mmdet's Swin
 
     yield from _built(cfg, "model", model)
     if made and "train" in splits:
         yield from _built(cfg, "optim_wrapper", lambda: made.append(build_optim_wrapper(made[0], cfg.optim_wrapper)))
     if len(made) > 1:
         for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
-            step.pop("convert_to_iter_based", None)  # which needs the length of an epoch
+            step.pop("convert_to_iter_based", None)  # needs the length of an epoch
             steps = partial(PARAM_SCHEDULERS.build, step, default_args={"optimizer": made[1]})
             yield from _built(cfg, f"param_scheduler.{i}", steps)
 
@@ -115,10 +115,10 @@ def _built(cfg: Config, where: str, construct: Callable[[], object]) -> Iterator
 
 
 def normalisation(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]:
-    """Mean, std and channel order of the data preprocessor against what the pretrained weights expect.
+    """Mean, std and channel order of the data preprocessor are what the pretrained weights expect.
 
-    Wrong ones raise no error in training and cost accuracy. Not checked are weights of no row of the model table, or
-    with ``channels`` in `init_cfg`; models without a data preprocessor, whose pipeline normalises; and configs with
+    Wrong values raise no error in training, but cost accuracy. Not checked are weights outside of the model table or
+    with ``channels`` in `init_cfg`, models without a data preprocessor, and configs with
     ``settings = dict(normalisation="own")``.
     """
     model, row = cfg.model.get("module", cfg.model), row_of_weights(trunk_of(cfg))
@@ -143,7 +143,7 @@ def _is_close(got: Sequence[float] | bool | None, expected: Sequence[float] | bo
 
 
 def frozen(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """A backbone that does not train, or hardly, starts from weights: random ones would stay random."""
+    """A frozen or nearly frozen backbone starts from weights; otherwise it would stay random."""
     trunk = trunk_of(cfg)
     parts = as_list(trunk.get("init_cfg"))
     loads = cfg.get("load_from") or any(not isinstance(part, dict) or "checkpoint" in part for part in parts)

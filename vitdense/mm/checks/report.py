@@ -19,7 +19,7 @@ from vitdense.mm.data.images import FILES_READ
 
 
 def report(cfg: Config, trains: bool = True) -> int:
-    """See `look`; the exit status: 0, or 2 if there are errors."""
+    """As `look`, but returns the exit status: 0, or 2 for errors."""
     faults, _ = look(cfg, trains=trains)
     return 2 if any(fault.grave for fault in faults) else 0
 
@@ -30,10 +30,10 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
     Args:
         cfg: From `load_config`.
         all_files: Read every image file and label map, not only `FILES_READ` per data set.
-        trains: With the dry step.
+        trains: Whether to make the dry step.
 
     Returns:
-        What was found, each once, errors first; and the data sets, those of the same files once.
+        The faults without duplicates, errors first; and the data sets, one for the same files.
     """
     print(f"{'config':12}{cfg.filename}: {cfg.model.type}, {cfg.get('default_scope', 'mmdet')}", flush=True)
     splits = [
@@ -45,7 +45,7 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
     for one in sets:
         if one.first is not one:
             _rows(one.label)(f"as {one.first.label}")
-        elif one.kind is not None:  # a fault that the checks find
+        elif one.kind is not None:  # else the checks report it
             described += caught(one.describe, _rows(one.label))
     faults = [*findings(cfg, splits, sets), *described]
     sets = [one for one in sets if one.first is one and one.kind is not None]
@@ -54,7 +54,7 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
         print(f"{'dry step':12}losses, gradients and a validation of a small batch on {get_device()} ...", flush=True)
         faults += dry_step.find(cfg, splits, _rows(""))
     found = {str(fault): fault for fault in faults}
-    # Each once, also where the test set is the validation set; errors first, then what most things have.
+    # Without duplicates from a test set that is the validation set; errors first, then by number of items.
     once = [x for line, x in found.items() if not line.startswith("test_") or f"val_{line[5:]}" not in found]
     faults = sorted(once, key=lambda fault: (not fault.grave, -len(fault.items) / (fault.total or math.inf)))
     errors = sum(fault.grave for fault in faults)
@@ -64,21 +64,20 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
 
 
 def _rows(name: str) -> Callable[[str], None]:
-    """What prints rows of a table, the first with a name."""
+    """A function that prints rows of a table, the first with a name."""
     names = chain([name], repeat(""))
     return lambda text: print(f"{next(names):12}{text}", flush=True)
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:
-    """Draw the first batch of a training: augmented images with their boxes and masks, or label maps, padded as the
-    model pads them.
+    """Draw the first batch of a training: augmented and padded images with boxes and masks, or label maps.
 
     Args:
         cfg: From `load_config`.
-        folder: For the pictures ``train_0.png`` and so on.
+        folder: Folder of the pictures ``train_0.png`` and so on.
 
     Returns:
-        Their paths.
+        Paths of the pictures.
     """
     init_default_scope(cfg.get("default_scope", "mmdet"))
     loader = dry_step.loader_here(cfg.train_dataloader)
@@ -92,7 +91,7 @@ def draw_batch(cfg: Config, folder: Path) -> list[Path]:
     paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
     for path, image, sample in zip(paths, images, batch["data_samples"]):
         instances = sample.get("gt_instances")
-        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer takes no boxes of its own
+        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer refuses box types
             instances.bboxes = instances.bboxes.tensor
         rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
         with atomic_write(path) as scratch:

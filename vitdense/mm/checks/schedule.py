@@ -1,4 +1,4 @@
-"""Checks of the schedule: it follows the length of the run, what has a time is reached, what is monitored exists."""
+"""Checks of the schedule: it fits the length of the run, all times are reached, monitored metrics exist."""
 
 import difflib
 import math
@@ -13,7 +13,7 @@ from vitdense.mm.config.settings import LENGTHS
 from vitdense.mm.data.faults import Fault
 
 WARM_UP = ("LinearLR", "ConstantLR")  # schedulers that begin at 0 and may end before the run
-OWN_LOOPS = (None, "EpochBasedTrainLoop", "IterBasedTrainLoop")  # of mmengine
+OWN_LOOPS = (None, "EpochBasedTrainLoop", "IterBasedTrainLoop")  # mmengine's
 OF_VALIDATION = ("EarlyStoppingHook", "ReduceOnPlateauLR", "ReduceOnPlateauMomentum")
 COCO = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 OF_IOU = {
@@ -22,19 +22,19 @@ OF_IOU = {
     "mFscore": ("aAcc", "mFscore", "mPrecision", "mRecall"),
 }
 PANOPTIC = [name + end for end in ("", "_th", "_st") for name in ("PQ", "SQ", "RQ")]
-# Parts of names of which mmengine knows whether more is better, and the options that say so of others.
+# Parts of metric names whose direction mmengine knows, and options that state the direction of others.
 DIRECTED = [key.lower() for key in EarlyStoppingHook._default_greater_keys + EarlyStoppingHook._default_less_keys]
 STATED = {"rule", "greater_keys", "less_keys"}
 
 
 def schedule(cfg: Config, splits: Sequence[str] = ("train",)) -> Iterator[Fault]:
-    """The schedule ends with the run, and does not change after it; what has a time is reached."""
+    """The schedule ends with the run, and all times are within it."""
     if "train" not in splits or not cfg.get("train_cfg"):
         return
     unit = next((unit for unit in LENGTHS if cfg.train_cfg.get(unit)), None)
     if unit is None and cfg.train_cfg.get("type") in OWN_LOOPS:
         yield Fault(f"got none of {', '.join(LENGTHS)}, expected one of them", "train_cfg")
-    if unit is None or any(values(cfg, splits)):  # a loop of one's own, or no numbers to reckon with
+    if unit is None or any(values(cfg, splits)):  # a user's own loop, or invalid numbers
         return
     by_epoch, length = unit == "max_epochs", cfg.train_cfg[unit]
     yield from _never_reached(cfg, unit, length)
@@ -62,13 +62,13 @@ def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
         first = max(as_list(time), default=0)
         if first > length or (first == length and key != "train_cfg.val_begin"):
             given = any(f"{name}.".startswith(f"{key}.") for name in getattr(cfg, "given", ()))
-            is_asked = given or unit in cfg.get("settings", {})  # mm's own configs leave a validation out by it
+            is_asked = given or unit in cfg.get("settings", {})  # mm's own configs do so to leave out a validation
             yield Fault(f"got {time}, which a run of train_cfg.{unit}={length} never reaches", key, grave=is_asked)
     if unit == "max_iters":
         saves = (cfg.get("default_hooks") or {}).get("checkpoint")
         of_epochs = ["default_hooks.checkpoint"] if saves and saves.get("by_epoch", True) else []
         for i, step in enumerate(as_list(cfg.get("param_scheduler"))):
-            if step.get("by_epoch", True) and "ReduceOnPlateau" not in str(step.get("type")):  # of validations
+            if step.get("by_epoch", True) and "ReduceOnPlateau" not in str(step.get("type")):  # these count validations
                 of_epochs.append(f"param_scheduler.{i}")
         for where in of_epochs:
             key = f"{where}.by_epoch"
@@ -76,7 +76,7 @@ def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
 
 
 def warm_up(cfg: Config, num_images: int) -> Iterator[Fault]:
-    """No warm-up in iterations is longer than half of a run of epochs over so many images."""
+    """A warm-up in iterations is at most half of a run of epochs over `num_images`."""
     epochs = (cfg.get("train_cfg") or {}).get("max_epochs")
     if not epochs or not num_images or any((*values(cfg, ("train",)), *batch_size(cfg, ("train",)))):
         return
@@ -90,9 +90,9 @@ def warm_up(cfg: Config, num_images: int) -> Iterator[Fault]:
 
 
 def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """What a validation decides has one, a metric of that name, and a direction.
+    """Hooks that depend on a metric have a validation, a metric of that name, and a direction.
 
-    Only of metrics whose names are known: mmdet's for COCO and mmseg's IoU.
+    Checked for metrics with known names: mmdet's for COCO, and mmseg's IoU.
     """
     if "train" not in splits:
         return
@@ -126,7 +126,7 @@ def monitors(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def names(metric: Mapping) -> list[str] | None:
-    """What a metric calls its values; None if it is none of the known ones."""
+    """The names of a metric's values; None for an unknown metric."""
     kind, prefix = str(metric["type"]).rpartition(".")[2], metric.get("prefix")
     if kind.endswith("CocoMetric"):
         kinds = as_list(metric.get("metric", "bbox"))

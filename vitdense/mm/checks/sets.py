@@ -1,6 +1,6 @@
-"""The data sets of a config by their formats: what each holds, what is wrong with it, and its rows in a report.
+"""The data sets of a config by format: content, faults, and rows in a report.
 
-The files of a data set are listed and read once for all checks of a start, and for the report.
+The files of a data set are listed and read once for all checks and the report.
 """
 
 import inspect
@@ -28,30 +28,30 @@ from vitdense.seams import kind_of
 
 BOXES_ALONE = "remove them or add masks; for boxes alone, let `vitdense new detection --boxes` write a config"
 SAME_NAMES = "give the same class the same name in both"
-OF_USE = ("pipeline", "test_mode", "filter_cfg", "lazy_init", "serialize_data")  # arguments that change no file
+OF_USE = ("pipeline", "test_mode", "filter_cfg", "lazy_init", "serialize_data")  # arguments that concern no file
 VALUES_SHOWN = 20  # in a histogram
 CLASSES_SHOWN = 40
 BAR = 40  # characters
 
 
 class DataSet:
-    """A data set of a config, of a format that is not known here.
+    """A data set of a config. This base is for unknown formats.
 
     Args:
-        where: Its loader.
-        dataset: Its config.
-        kind: Its class; None: it is not registered.
+        where: Key of its loader.
+        dataset: Config of the data set.
+        kind: Class of the data set; None if it is not registered.
         cfg: The whole config.
-        number: Image files, PNGs and label maps to read, evenly spaced; None: all.
+        number: Image files, PNGs and label maps to read, evenly spaced; None for all.
 
     Attributes:
-        first: The first data set of the same files, which reads them; itself, if there is none before.
-        label: In rows and reports: its split, and its number among several.
-        rows: What `describe` said, without the classes.
-        is_described: `describe` could read it.
+        first: The first data set of the same files, which reads them; may be this one.
+        label: Name in rows and reports: the split, and a number if there are several.
+        rows: Rows from `describe`, without the classes.
+        is_described: Whether `describe` could read the data.
     """
 
-    unit, form, thing = "boxes", "{:.0f}", "object"  # of `counts`
+    unit, form, thing = "boxes", "{:.0f}", "object"  # unit, format and noun of `counts`
 
     def __init__(self, where: str, dataset: dict, kind: type | None, cfg: Config, number: int | None) -> None:
         self.where, self.dataset, self.kind, self.cfg, self.number, self.first = where, dataset, kind, cfg, number, self
@@ -65,7 +65,7 @@ class DataSet:
 
     @property
     def paths(self) -> Iterator[tuple[str, Path]]:
-        """What it reads from the disk, and where. A storage service (s3://) is mmengine's."""
+        """Keys of the config and local paths that are read. A storage service (s3://) is left to mmengine."""
         if self.kind is None or "://" in self.root:
             return
         if self.dataset.get("ann_file"):
@@ -76,18 +76,18 @@ class DataSet:
 
     @property
     def is_here(self) -> bool:
-        """Whether all that it reads is on this disk."""
+        """Whether all paths exist on this disk."""
         paths = list(self.paths)
         return bool(paths) and all(path.exists() for _, path in paths)
 
     @property
     def classes(self) -> Sequence[str]:
-        """Names of its labels, in their order."""
+        """Class names in the order of labels."""
         return effective_classes(self.dataset, self.kind) or ()
 
     @cached_property
     def samples(self) -> Samples:
-        """What its files hold; a fault alone, if they are of another format."""
+        """The content of the files; only a fault if they have another format."""
         if self.first is not self:
             return self.first.samples
         try:
@@ -100,14 +100,14 @@ class DataSet:
 
     @property
     def image_paths(self) -> dict[str, Size | None]:
-        """Paths of the images, and their annotated sizes."""
+        """Path of an image -> annotated size."""
         return {os.path.join(self.folder, name): size for name, size in self.samples.sizes.items()}
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
-        """What is wrong with what it holds.
+        """Faults of the content.
 
         Args:
-            first: It is the first one of its files.
+            first: Whether this is the first data set of its files.
             trained: Classes with objects in the training data.
         """
         place = f"{self.where}: {self.file}" if self.file and self.samples.sizes else self.where
@@ -123,28 +123,28 @@ class DataSet:
 
     @property
     def counts(self) -> Mapping[str, float]:
-        """Of each class, in `unit`."""
+        """Number of each class, in `unit`."""
         return {name: self.samples.counts.get(name, 0) for name in self.classes if self.samples.rows}
 
     @property
     def absent(self) -> list[str]:
-        """Classes of which it has nothing."""
+        """Classes without any object or pixel."""
         held = self.samples.counts or self.counts
         return [name for name in self.classes if not held.get(name)]
 
     def images(self, whole: bool = True) -> tuple[list[ImageFile], list[Fault]]:
-        """Its image files, see `examine_images`; faults are warnings where a training skips what it cannot read."""
+        """The image files, see `examine_images`; faults are warnings if a training skips unreadable images."""
         found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, whole)
         skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
         return found, [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in faults]
 
     @property
     def num_train(self) -> int:
-        """Images that a training learns."""
+        """Number of images used in training."""
         return len(self.samples.sizes) * self.training if self.is_here else 0
 
     def describe(self, say: Callable[[str], None]) -> Iterator[Fault]:
-        """Say rows about it, while the files are read; what is wrong with the images, and with their use."""
+        """Pass rows to `say` while the files are read; yield faults of the images and of their use."""
 
         def row(text: str) -> None:
             self.rows.append(text)
@@ -168,7 +168,7 @@ class DataSet:
             say(text)
 
     def faults_of_use(self) -> Iterator[Fault]:
-        """What a training and a metric of this config leave out."""
+        """Warnings of objects that training or the metric leaves out."""
         yield from ()
 
     @property
@@ -177,7 +177,7 @@ class DataSet:
         return f"{self.unit} of classes ({len(self.counts)})", self.counts
 
     def histogram(self) -> Iterator[str]:
-        """Lines of what there is of each class."""
+        """Lines of a histogram of `shown`."""
         if self.counts:
             title, values = self.shown
             yield f"{title}:"
@@ -273,18 +273,18 @@ class MapSet(DataSet):
 
     @property
     def loader(self) -> dict | None:
-        """The step of the pipeline that loads label maps."""
+        """The pipeline step that loads label maps."""
         return next(filter(loads_labels, self.dataset.get("pipeline", ())), None)
 
     @property
     def head(self) -> dict:
-        """The head that predicts the classes, the last of a cascade; empty if the model has none."""
+        """The head that predicts classes, the last of a cascade; empty if there is none."""
         head = self.cfg.model.get("decode_head", {})
         return head[-1] if isinstance(head, (list, tuple)) else head
 
     @cached_property
     def listed(self) -> tuple[BaseDataset, list[dict]]:
-        """The data set of mmseg, which lists the files, and what it says of each image."""
+        """mmseg's data set, which lists the files, and its entries of images."""
         built = build_dataset(self.where, self.dataset)
         return built, [built.get_data_info(i) for i in range(len(built))]
 
@@ -318,7 +318,7 @@ class MapSet(DataSet):
         }
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
-        """Of the files, else of values without a class and of ``reduce_zero_label``."""
+        """Faults of the files; without any, of values without a class and of ``reduce_zero_label``."""
         yield from super().faults(first, trained)
         if self.loader is None or self.head.get("num_classes") is None or not self.samples.sizes:
             return
@@ -352,16 +352,16 @@ class MapSet(DataSet):
             yield Fault(f"{got}; expected values for {expected}", self.where, fix=fix, examples=examples)
 
     def _zero_fault(self, num_classes: int) -> str | None:
-        """What is wrong with ``reduce_zero_label``, if all values have a class; None if nothing certainly is."""
+        """A fault of ``reduce_zero_label``, if all values have a class; None unless it is certain."""
         default, values = inspect.signature(self.kind).parameters.get("reduce_zero_label"), self.maps.pixels
         usually_reduced = default is not None and default.default is True
         if not self.maps.reduced:
-            # Files of this type whose labels were already reduced have 255 for unlabelled pixels, not 0.
+            # If the labels in files of this type were already reduced, unlabelled pixels are 255, not 0.
             if usually_reduced and 0 in values and UNLABELLED not in values:
                 return f"have 0 for unlabelled pixels, as is usual for {self.kind.__name__}, but 0 is read as a class"
             return None
-        # A validation set may lack the last class by chance, and so may a type that is usually reduced. There, only
-        # pixels of 255 show that 0 does not mean unlabelled.
+        # A validation set, or a type that is usually reduced, may lack the last class by chance. Then only pixels of
+        # 255 show that 0 does not mean unlabelled.
         likely = UNLABELLED in values or (self.training and not usually_reduced)
         if likely and set(range(num_classes)) <= set(values) and num_classes not in values:
             return f"have 0 for a class, but 0 is read as unlabelled, and class {num_classes - 1} never occurs"
@@ -384,7 +384,7 @@ def _shares(pixels: Mapping[int, int]) -> str:
 
 
 def bars(values: Mapping[str, float], form: str) -> Iterator[str]:
-    """A bar per class; of many classes, the largest and the smallest only."""
+    """A bar per class; for many classes, only the largest and the smallest."""
     width, largest = max(map(len, values), default=0), max(values.values(), default=0) or 1
     rows = [f"  {x:{width}} {form.format(n):>8} {'#' * round(BAR * n / largest)}" for x, n in values.items()]
     if (more := len(rows) - CLASSES_SHOWN) > 0:

@@ -1,4 +1,4 @@
-"""COCO annotation files: what they hold, and what is wrong with them."""
+"""COCO annotation files: their content and faults."""
 
 import gc
 import json
@@ -21,17 +21,17 @@ from vitdense.mm.data.faults import Fault, Faults, Samples
 from vitdense.mm.errors import ConfigError
 
 NUMBER = (int, float)
-KEYS = {  # that mmdet and the metric read, without a default, and their types
+KEYS = {  # keys that mmdet and the metric need, and their types
     "images": {"id": int, "file_name": str, "width": NUMBER, "height": NUMBER},
     "annotations": {"id": int, "image_id": int, "category_id": int, "bbox": list, "area": NUMBER},
     "categories": {"id": int, "name": str},
 }
-FAR = 10  # times the longer side of the image
-RENAMED = "renamed by vitdense"  # of the content of a file: names of categories as they are in it
-KEPT = 32 * 2**20  # bytes of a file whose content stays in memory
-MUCH = 0.3  # of the annotations, that training leaves out
-AREA = 16  # pixels that an area may be off: of small masks, pixels and outlines differ
-TOLERANCE = 1  # pixels that a box may be outside its image: annotation tools round
+FAR = 10  # largest coordinate of a mask, relative to the longer side of the image
+RENAMED = "renamed by vitdense"  # key of the content of a file: original names of categories
+KEPT = 32 * 2**20  # largest file, in bytes, whose content stays in memory
+MUCH = 0.3  # share of left-out annotations that is worth a warning
+AREA = 16  # tolerance of an area in pixels: pixels and outlines of small masks differ
+TOLERANCE = 1  # pixels that a box may exceed its image: annotation tools round
 FLAGS = "iscrowd or ignore are not 0 or 1"
 DOUBLES = "annotations have the box and class of another"
 XYWH = "bbox is [x, y, width, height] in pixels"
@@ -44,7 +44,6 @@ AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large 
 
 
 def read_coco(file: Path) -> Samples:
-    """Read a COCO annotation file of instances; see `read_json`."""
     return examine(read_json(file, KEYS))
 
 
@@ -56,7 +55,7 @@ class Source(NamedTuple):
 
 
 class ImageId(int):
-    """The id of an image, and the annotation file that gives it: joined files may have the same ids."""
+    """The id of an image with its annotation file: joined files may have the same ids."""
 
     source: Source
 
@@ -70,19 +69,19 @@ class ImageId(int):
 
 
 def parse(file: Path) -> Any:
-    """The content of a JSON file, for reading alone. A small file is parsed once, until it changes.
+    """The content of a JSON file; do not change it. A small file is parsed once, until it changes.
 
     Raises:
-        ConfigError: It is no JSON.
+        ConfigError: The file is not JSON.
     """
     state = state_of(file)
     return (_parsed if state[0] < KEPT else _parsed.__wrapped__)(file.absolute(), state)
 
 
-@lru_cache(2)  # of a training and of its validation
+@lru_cache(2)  # training and validation
 def _parsed(file: Path, _state: tuple) -> Any:
     collects = gc.isenabled()
-    gc.disable()  # of millions of new objects none is garbage, and to look takes longer than to parse
+    gc.disable()  # millions of new objects, none of them garbage: collecting takes longer than parsing
     try:
         content = json.loads(read_text(file))
         categories = content.get("categories") if isinstance(content, dict) else None
@@ -104,24 +103,24 @@ def forget() -> None:
 
 
 def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict]]:
-    """The content of a JSON file with lists of objects; `keys`: of the objects in each list, and their types.
+    """The content of a JSON file with lists of objects; `keys`: list -> required keys of its objects and their types.
 
     Raises:
-        ConfigError: It is another file.
+        ConfigError: The file has another content.
     """
     content = parse(file)
     lists = content if isinstance(content, dict) else {}
     if missing := " and ".join(f"no {key}" for key in ("images", "categories") if not lists.get(key)):
         expected = "expected a COCO annotation file, with lists 'images' and 'categories'"
         raise ConfigError(f"{file}: got {missing}; {expected}")
-    content = {"annotations": [], **content}  # absent from files of test images
+    content = {"annotations": [], **content}  # files of test images have none
     for kind, of_kind in keys.items():
         check_keys(file, kind, content[kind], of_kind)
     return content
 
 
 def used(content: Mapping[str, list[dict]], classes: Collection[str], filter_cfg: Mapping) -> int:
-    """Number of images that mmdet keeps for training by the classes and the `filter_cfg` of a data set."""
+    """Number of images that mmdet keeps for training, by a data set's classes and `filter_cfg`."""
     ids = {category["id"] for category in content["categories"] if category["name"] in classes}
     with_box = {item["image_id"] for item in content["annotations"] if item["category_id"] in ids}
     images, least = content["images"], filter_cfg.get("min_size", 0)
@@ -131,11 +130,7 @@ def used(content: Mapping[str, list[dict]], classes: Collection[str], filter_cfg
 
 
 def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> None:
-    """See that all items of a list are objects with these keys of these types.
-
-    Raises:
-        ConfigError: One is another, or lacks a key.
-    """
+    """Raise a ConfigError unless all items of a list are objects with these keys of these types."""
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise ConfigError(f"{file}: got {kind} {json.dumps(items)[:100]}, expected a list of objects")
     for key, of_type in keys.items():
@@ -173,7 +168,7 @@ def samples_of(content: Mapping[str, list[dict]], objects: Sequence[Mapping], fa
     """The samples of a file whose instances or segments are `objects`."""
     number = Counter(item["category_id"] for item in objects)
     of_image = Counter(item["image_id"] for item in objects if not item.get("iscrowd"))
-    kinds = sorted(content["categories"], key=lambda one: not one.get("isthing", 1))  # mmdet's labels of stuff are last
+    kinds = sorted(content["categories"], key=lambda one: not one.get("isthing", 1))  # mmdet labels stuff last
     return Samples(
         {image["file_name"]: (image["width"], image["height"]) for image in content["images"]},
         {one["name"]: number[one["id"]] for one in kinds},
@@ -198,7 +193,7 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
         for what, options in _faults_of(item, image_of.get(item["image_id"])):
             faults.add(what, item["id"], of="annotations", **options)
     items = [item for item in annotations if has_box(item) and math.isfinite(item["area"])]
-    first = {object_key(item): item["id"] for item in reversed(items)}  # the metric finds one, and misses the other
+    first = {object_key(item): item["id"] for item in reversed(items)}  # the metric misses one of two
     doubles = (item["id"] for item in items if first[object_key(item)] != item["id"])
     fix = "drop_doubles=True of vitdense.CocoDataset drops them"
     faults.add(DOUBLES, *doubles, of="annotations", grave=False, fix=fix)
@@ -232,29 +227,28 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
 
 
 def has_strange_flag(item: Mapping) -> bool:
-    """Whether a flag of an annotation or segment is no 0 or 1: "0" would be true."""
+    """Whether a flag of an annotation or segment is not 0 or 1: "0" would be true."""
     return any(item.get(key) not in (0, 1, None) for key in ("iscrowd", "ignore"))
 
 
 def object_key(annotation: Mapping) -> tuple:
-    """What annotations of the same object have in common: image, class and box."""
+    """Image, class and box, which are equal for annotations of the same object."""
     return annotation["image_id"], annotation["category_id"], *annotation["bbox"]
 
 
 def without_doubles(content: Mapping) -> dict:
-    """The content of an annotation file with each object once."""
+    """The content of an annotation file without duplicate objects."""
     first = {object_key(one): one for one in reversed(content.get("annotations", ()))}
     return {**content, "annotations": list(reversed(first.values()))}
 
 
 def has_box(annotation: Mapping) -> bool:
-    """Whether the box of an annotation is four numbers."""
     box = annotation["bbox"]
     return len(box) == 4 and all(type(v) in NUMBER and abs(v) < 2**31 for v in box)
 
 
 def left_out(annotation: Mapping, image: Mapping) -> str:
-    """Why mmdet's data set leaves a box out of training; empty if it does not."""
+    """Why mmdet leaves a box out of training; empty if it does not."""
     (x, y, w, h), width, height = annotation["bbox"], image["width"], image["height"]
     if w < 1 or h < 1 or annotation["area"] <= 0:
         return SMALL
@@ -262,7 +256,7 @@ def left_out(annotation: Mapping, image: Mapping) -> str:
 
 
 def _faults_of(item: Mapping, image: Mapping | None) -> Iterator[tuple[str, Mapping]]:
-    """What is wrong with an annotation, and whether it stops a training; `image`: None if it is not in the file."""
+    """Faults of an annotation, with attributes of `Fault`; `image` is None if it is not in the file."""
     warning, of_a_crowd = {"grave": False}, item.get("iscrowd")
     if has_strange_flag(item):
         yield FLAGS, {}
@@ -284,7 +278,7 @@ def _faults_of(item: Mapping, image: Mapping | None) -> Iterator[tuple[str, Mapp
 
 
 def _faults_of_mask(item: Mapping, image: Mapping) -> Iterator[tuple[str, Mapping]]:
-    """Likewise of a mask, and of the area against it; a mask that is not in the file fills a part of its box."""
+    """Faults of a mask, and of the area compared with it; without a mask, the area is compared with the box."""
     mask, (x, y, w, h) = item.get("segmentation"), item["bbox"]
     pixels = w * h / 25
     if mask not in (None, []):
@@ -304,13 +298,12 @@ def _faults_of_mask(item: Mapping, image: Mapping) -> Iterator[tuple[str, Mappin
 
 
 def _is_over(box: Sequence[float], image: Mapping) -> bool:
-    """Whether a box reaches over the edge of its image."""
     x, y, w, h = box
     return max(-x, -y, x + w - image["width"], y + h - image["height"]) > TOLERANCE
 
 
 def _are_corners(boxes: Sequence[tuple[Sequence[float], Mapping]]) -> bool:
-    """Whether boxes, each with its image, are inside as [x1, y1, x2, y2], and many are not as [x, y, width, height]."""
+    """Whether boxes, each with its image, look like [x1, y1, x2, y2]: inside, unlike as [x, y, width, height]."""
     over = sum(_is_over(box, image) for box, image in boxes)
     return over > len(boxes) / 5 and all(
         x < w <= image["width"] + TOLERANCE and y < h <= image["height"] + TOLERANCE for (x, y, w, h), image in boxes
@@ -332,14 +325,14 @@ def outline(mask: Any) -> tuple[Sequence[float], float]:
 
 
 def turned(annotation: Mapping) -> bool:
-    """Whether CVAT wrote the box of an annotation as it was before it was turned."""
+    """Whether an annotation has CVAT's rotation: its box is from before the rotation."""
     attributes = annotation.get("attributes")
     angle = attributes.get("rotation") if isinstance(attributes, dict) else None
     return str(angle or 0).strip() not in ("0", "0.0")
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:
-    """What is wrong with a `segmentation`, with which a training would fail or end; None: nothing.
+    """A fault of a `segmentation` that would stop a training; None if there is none.
 
     Args:
         mask: Polygons ``[[x, y, x, y, x, y, ...], ...]`` in pixels, or ``{"size": [height, width], "counts": ...}``.
@@ -372,10 +365,10 @@ def mask_fault(mask: Any, image: Mapping) -> str | None:
 
 
 class Overview(NamedTuple):
-    """What every process asks of an annotation file."""
+    """The categories of an annotation file, which every process needs."""
 
     categories: tuple[str, ...]  # names in the order of the file
-    things: tuple[str, ...]  # the others, in panoptic files, are stuff
+    things: tuple[str, ...]  # in panoptic files, the others are stuff
     content: tuple[Mapping[str, Any], ...]  # the categories themselves
 
     @property
@@ -387,10 +380,10 @@ class Overview(NamedTuple):
 def overview(ann_file: Path) -> Overview:
     """The overview of an annotation file, which a process reads once, until the file changes.
 
-    Parses only the list of categories: to parse a whole file takes seconds, in every process.
+    Only the list of categories is parsed, because a whole file takes seconds in every process.
 
     Raises:
-        ConfigError: It is not a COCO annotation file.
+        ConfigError: The file is not a COCO annotation file.
     """
     return _overview(ann_file.absolute(), state_of(ann_file))
 
@@ -400,7 +393,7 @@ def _overview(ann_file: Path, _state: tuple) -> Overview:
     try:
         text = read_text(ann_file)
         starts = [match.end() for match in re.finditer(r'"categories"\s*:\s*', text)]
-        if len(starts) > 1:  # some are of other things, as of `info`
+        if len(starts) > 1:  # some may be elsewhere, as in `info`
             categories = json.loads(text)["categories"]
         else:
             categories, _ = json.JSONDecoder().raw_decode(text, starts[0])

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-# All other options of a loader stay. Workers that persist would wait for a second pass, which is not of this loader.
+# Options set here; others are copied. Persistent workers would wait for a second pass, which this loader does not make.
 GIVEN = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "persistent_workers")
 
 
 class ContinuedLoader:
-    """A data loader whose first pass leaves out its first batches, `seen` of them, without loading them."""
+    """A data loader whose first pass skips `seen` batches without loading them."""
 
     def __init__(self, loader: DataLoader, seen: int) -> None:
         self.loader, self.seen = loader, seen

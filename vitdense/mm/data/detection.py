@@ -1,4 +1,4 @@
-"""For mmdet: data sets with labels by name, panoptic data without panopticapi, and the truth of metrics."""
+"""For mmdet: data sets with labels by name, and panoptic data without panopticapi."""
 
 import io
 import json
@@ -33,7 +33,7 @@ NOT_OF_ROWS = ("pipeline", "max_refetch", "data_list")  # attributes of a data s
 
 
 class ByName:
-    """Mixin for a reader: the ids of categories have the order of the names that are asked for, not of the file."""
+    """Mixin for a reader of annotations: ids of categories are in the order of the requested names, not the file's."""
 
     by_name = True  # read by the checks
 
@@ -63,9 +63,9 @@ class NamedPanoptic(ByName, COCOPanoptic):
 
 
 class Kept:
-    """Mixin for a data set: the rows of a large file are kept on the disk, which later starts and other processes map.
+    """Mixin for a data set: keeps the rows of a large file on disk, for later starts and other processes to map.
 
-    They are of the file as it was, of the same options and versions, and of our own classes, as others may read more.
+    The key is the file's state, the options and the versions. Only our own classes do so; others may read more files.
     """
 
     def full_init(self) -> None:
@@ -78,7 +78,7 @@ class Kept:
             return
         super().full_init()
         rows = [torch.from_numpy(self.data_bytes), torch.from_numpy(self.data_address)]
-        with suppress(OSError):  # else the next start reads the annotations again
+        with suppress(OSError):  # without it, the next start reads the annotations again
             write_tensors(file, of, rows, cat_ids=json.dumps(self.cat_ids))
             evict(file.parent, "rows")
             self._map(file, of)
@@ -92,7 +92,7 @@ class Kept:
         return cache_file("rows", mmdet.__version__, type(self).__name__, path.absolute(), options)
 
     def _map(self, file: Path, of: str) -> bool:
-        """Take rows that are kept, but not those of another user: mmengine unpickles them."""
+        """Map stored rows, unless they belong to another user: mmengine unpickles them."""
         if not file.exists() or (hasattr(os, "getuid") and file.stat().st_uid != os.getuid()):  # Windows has none
             return False
         try:
@@ -102,7 +102,7 @@ class Kept:
             return False
         if found is None:  # another process has evicted it
             return False
-        with suppress(OSError):  # when it was used, for `evict`
+        with suppress(OSError):  # the time of use, for `evict`
             os.utime(file)
         (rows, ends), about = found
         self.data_bytes, self.data_address = rows.numpy(), ends.numpy()  # [bytes] uint8, [images] int64
@@ -113,23 +113,23 @@ class Kept:
 
     def load_data_list(self) -> list[dict]:
         found = super().load_data_list()
-        if not self.test_mode:  # it is the last to read its file; after a validation its metric reads it
+        if not self.test_mode:  # nobody reads the file again; in a validation the metric does
             forget()
         return found
 
     def filter_data(self) -> list[dict]:
         found = super().filter_data()
-        del self.cat_img_map  # of which this is the only reader
+        del self.cat_img_map  # read only here
         return found
 
 
 @DATASETS.register_module()
 class CocoDataset(Kept, mmdet.datasets.CocoDataset):
-    """mmdet's, whose labels have the order of `metainfo.classes`, not that of the file.
+    """mmdet's `CocoDataset` with labels in the order of `metainfo.classes`, not of the file.
 
     Args:
-        drop_doubles: Of annotations with the same class and box, the first alone. Metrics of the data follow.
-        *args, **options: Of mmdet's class.
+        drop_doubles: Keep only the first of annotations with the same image, class and box. Metrics of the data follow.
+        *args, **options: Arguments of mmdet's class.
     """
 
     COCOAPI = NamedCOCO
@@ -141,7 +141,7 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
         super().__init__(*args, **options)
 
     def parse_data_info(self, raw_data_info: dict) -> dict:
-        """One image; its id tells metrics where the truth is."""
+        """One image, with an `ImageId`, by which metrics find its annotation file."""
         info = super().parse_data_info(raw_data_info)
         if not self.backend_args and isinstance(info["img_id"], int):
             info["img_id"] = ImageId(info["img_id"], Source(self.ann_file, self.drop_doubles))
@@ -152,8 +152,8 @@ class CocoDataset(Kept, mmdet.datasets.CocoDataset):
 class PanopticDataset(Kept, mmdet.datasets.CocoPanopticDataset):
     """mmdet's `CocoPanopticDataset` for any categories, in any order in the file, and for images of any suffix.
 
-    Labels are the things, then the stuff, as mmdet's heads have them. Without `metainfo` they are those of `ann_file`.
-    The PNG of an image has its name, and ``.png``.
+    Labels are the things, then the stuff, as in mmdet's heads; without `metainfo` they are the categories of
+    `ann_file`. The PNG of an image has its stem.
     """
 
     COCOAPI = NamedPanoptic
@@ -205,9 +205,9 @@ class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
 
 @TRANSFORMS.register_module()
 class Mosaic(_Mosaic):
-    """mmdet's `Mosaic` with the masks of all four images: a step of the pipeline of a `MultiImageMixDataset`.
+    """mmdet's `Mosaic` with the masks of all four images, for the pipeline of a `MultiImageMixDataset`.
 
-    It also asks for images of the data set alone; mmdet's may ask for the one after the last.
+    It draws only indices within the data set; mmdet's may draw the one after the last.
     """
 
     def get_indexes(self, dataset: Sequence) -> list[int]:
@@ -227,7 +227,7 @@ class Mosaic(_Mosaic):
         numbers = np.split(np.arange(len(labels)), np.cumsum([len(part["gt_bboxes_labels"]) for part in parts])[:-1])
         first, *others = ({**part, "gt_bboxes_labels": number} for part, number in zip(parts, numbers))
         mixed = super().transform({**first, "mix_results": others})
-        if not self._placed:  # by `prob`
+        if not self._placed:  # skipped by `prob`
             return results
         height, width = mixed["img_shape"]
         masks = np.zeros((len(labels), height, width), np.uint8)
@@ -240,7 +240,7 @@ class Mosaic(_Mosaic):
 
 @TRANSFORMS.register_module()
 class LoadPanopticAnnotations(_LoadPanopticAnnotations):
-    """mmdet's step of this name, which needs panopticapi for three lines."""
+    """mmdet's step of this name, without panopticapi."""
 
     def __init__(self, with_bbox: bool = True, with_mask: bool = True, with_seg: bool = True) -> None:
         self.rgb2id = ids_of_colours

@@ -1,4 +1,4 @@
-"""Images: the reader of all pixels, whatever they come as, and the files of a data set, their modes and sizes."""
+"""Images: the reader of pixels from files, bytes, arrays and others; and checks of the files of a data set."""
 
 import io
 import math
@@ -25,11 +25,11 @@ from vitdense.files import sha256_of
 from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.errors import ConfigError
 
-THREADS = 8  # at most, that decode images
+THREADS = 8  # most threads that decode images
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
 OF_16_BITS = ("I;16", "I;16B", "I;16L")  # modes of Pillow
-OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")  # whose pixels are a file's, however it is decoded
-ENDS = 4096  # bytes at the start and at the end of a file, by which copies are sought first
+OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")  # modes that all decoders read alike
+ENDS = 4096  # bytes at the start and the end of a file, compared first in a search for copies
 # First and last bytes of complete files.
 MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
 
@@ -41,14 +41,14 @@ class ImageFile(NamedTuple):
     """One file."""
 
     path: str
-    mode: str = ""  # of Pillow
+    mode: str = ""  # Pillow's
     stored: tuple[int, int] = (0, 0)  # width and height in pixels
-    loaded: tuple[int, int] = (0, 0)  # the same as mm's loader gives them: turned by the EXIF orientation
-    error: str = ""  # why it cannot be read
+    loaded: tuple[int, int] = (0, 0)  # the same after the EXIF orientation, as from mm's loader
+    error: str = ""  # why the file cannot be read
 
 
 def by(size: Sequence[int]) -> str:
-    """Width and height as in messages: 640x480."""
+    """Width and height as text: 640x480."""
     return f"{size[0]}x{size[1]}"
 
 
@@ -59,12 +59,12 @@ def keeps_orientation(dataset: Mapping) -> bool:
 
 @contextmanager
 def header(file: str | Path | bytes) -> Iterator[Image.Image]:
-    """An image file, by its path or its content, as Pillow sees it without its pixels.
+    """Open an image file, by path or content, in Pillow without decoding its pixels.
 
-    `Image.open` refuses more than 179 million pixels, which OpenCV reads.
+    Unlike `Image.open` it accepts more than 179 million pixels, which OpenCV reads.
 
     Raises:
-        OSError: It does not exist, or is no image.
+        OSError: The file does not exist, or is not an image.
     """
     Image.preinit()
     Image.init()
@@ -73,7 +73,7 @@ def header(file: str | Path | bytes) -> Iterator[Image.Image]:
         for factory, accept in (Image.OPEN[name] for name in Image.ID):
             with suppress(SyntaxError, IndexError, TypeError, struct.error):  # as in `Image.open`
                 is_one = accept(start) if accept else True
-                if is_one and not isinstance(is_one, str):  # a text says what is missing to read it
+                if is_one and not isinstance(is_one, str):  # a text says which library is missing
                     stream.seek(0)
                     found = factory(stream, "")
                     break
@@ -83,7 +83,7 @@ def header(file: str | Path | bytes) -> Iterator[Image.Image]:
 
 
 def header_size(path: str, stored: bool) -> tuple[int, int] | None:
-    """Width and height of an image, as stored or as loaded, from its first bytes; None: it cannot be read."""
+    """Width and height of an image, as stored or as loaded, from its first bytes; None if it cannot be read."""
     try:
         with header(path) as image:
             return image.size[::-1] if _orientation(image) >= 5 and not stored else image.size
@@ -92,10 +92,10 @@ def header_size(path: str, stored: bool) -> tuple[int, int] | None:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 to 8. Of a TIFF file 1: Pillow and OpenCV turn it themselves."""
+    """The EXIF orientation, 1 to 8. It is 1 for TIFF, which Pillow and OpenCV turn themselves."""
     try:
         value = 1 if image.format == "TIFF" else image.getexif().get(ExifTags.Base.Orientation, 1)
-    except SyntaxError:  # damaged EXIF, which OpenCV passes over
+    except SyntaxError:  # damaged EXIF, which OpenCV ignores
         return 1
     return value if value in range(1, 9) else 1
 
@@ -103,11 +103,11 @@ def _orientation(image: Image.Image) -> int:
 def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
     """The pixels of an image file, by the arguments of mmcv's loader: BGR ``[H, W, 3]`` uint8.
 
-    The orientation of WebP and AVIF, which OpenCV does not apply, is Pillow's: so pixels are as `header_size` says,
-    and photos lie as people see and annotate them, whatever the format.
+    OpenCV ignores the EXIF orientation of WebP and AVIF; Pillow applies it, so that all formats have the size of
+    `header_size` and appear as people see and annotate them.
 
     Raises:
-        ValueError, cv2.error: It is no image, or it is truncated, which OpenCV before 4.12 fills with grey.
+        ValueError, cv2.error: The content is not an image, or truncated (OpenCV before 4.12 would fill it with grey).
     """
     flag, orientation = color_type, 1
     is_other = content[8:12] == b"WEBP" or content[4:12] in (b"ftypavif", b"ftypavis")
@@ -135,16 +135,16 @@ def _of_pillow(image: Image.Image, stored: bool) -> np.ndarray:
 
 
 def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
-    """The pixels of an image, the same for all that it may come as: [H, W, 3] uint8 RGB.
+    """The pixels of an image from any kind of source, [H, W, 3] uint8 RGB.
 
-    Of 16 bits they are the upper 8; alpha is left out; the EXIF orientation of files and of Pillow's images is applied.
+    The upper 8 of 16 bits are taken, alpha is dropped, and the EXIF orientation of files and Pillow images is applied.
 
     Args:
         image: See `vitdense.mm.predictor.Predictor`.
         color_type, backend: See `decode`, for files; ``color_ignore_orientation`` also for Pillow's images.
 
     Raises:
-        ConfigError: A file does not exist, or cannot be read; or the image has no pixel, or is none of `Images`.
+        ConfigError: A file does not exist or cannot be read; or the image has no pixel, or is not one of `Images`.
     """
     name = f"image {image}" if isinstance(image, (str, Path)) else "image"
     if isinstance(image, (str, Path)) and not Path(image).is_file():  # a pipe would wait for ever
@@ -171,15 +171,15 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
 
 
 def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path = "") -> Any:
-    """Steps of a test pipeline after the one that loads the image, on its pixels, ``[H, W, 3]`` BGR; `path`: its file.
+    """Run the steps of a test pipeline after the loader on pixels ``[H, W, 3]`` BGR of the file `path`.
 
     Raises:
-        ConfigError: A step fails, as a resize that leaves no pixel of an image one pixel high.
+        ConfigError: A step fails, such as a resize of an image one pixel high to no pixel.
     """
     size = pixels.shape[:2]
     try:
         return steps({"img": pixels, "img_shape": size, "ori_shape": size, "img_path": str(path), "img_id": 0})
-    except Exception as error:  # OpenCV's, mm's, and those of a user's own steps
+    except Exception as error:  # from OpenCV, mm or a user's own steps
         image, reason = f"image {path}".strip(), f"{type(error).__name__}: {' '.join(str(error).split())}"
         hint = "keep_ratio=True of Resize leaves no pixel of a side that is far shorter than the other"
         what = f"{image} of {by(size[::-1])} pixels: a step of the test pipeline fails ({reason}); {hint}"
@@ -187,14 +187,14 @@ def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path
 
 
 def evenly_spaced(items: Sequence[Item], number: int | None) -> list[Item]:
-    """At most `number` of the items, the first and the last among them; None: all."""
+    """At most `number` of the items, including the first and the last; None for all."""
     if number is None or number >= len(items):
         return list(items)
     return [items[i] for i in np.linspace(0, len(items) - 1, number).astype(int)]
 
 
 def read_image_file(path: str, whole: bool = True) -> ImageFile:
-    """An image file; `whole`: decode it, else read its first bytes, and decode it if its last ones are missing."""
+    """Check an image file: decode it if `whole`; else read its header, and decode it if its end marker is missing."""
     try:
         content = Path(path).read_bytes() if whole or _may_be_cut(path) else None
         if content is not None:
@@ -207,7 +207,6 @@ def read_image_file(path: str, whole: bool = True) -> ImageFile:
 
 
 def _may_be_cut(path: str) -> bool:
-    """Whether a file has the first bytes of a format, but not the last ones."""
     with Path(path).open("rb") as file:
         begin = file.read(8)
         file.seek(-min(12, file.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -216,7 +215,7 @@ def _may_be_cut(path: str) -> bool:
 
 
 def in_threads(function: Callable[[Item], Any], items: Sequence[Item], words: str) -> list:
-    """What a function gives for each item, in their order; with a progress bar on a terminal."""
+    """Map a function over items in threads, in order, with a progress bar on a terminal."""
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         return list(tqdm(pool.map(function, items), words, len(items), disable=None))
 
@@ -224,12 +223,12 @@ def in_threads(function: Callable[[Item], Any], items: Sequence[Item], words: st
 def examine_images(
     sizes: Mapping[str, tuple[int, int] | None], number: int | None, stored: bool, whole: bool = True
 ) -> tuple[list[ImageFile], list[Fault]]:
-    """Look for image files, and read some: those that can be read, and what is wrong.
+    """Look for image files and read some: the readable files, and faults.
 
     Args:
-        sizes: Paths, and the annotated width and height of each, if it has one.
-        number: Files to read, evenly spaced; None: all.
-        stored: Images are loaded as stored, not turned by their EXIF orientation.
+        sizes: Path -> annotated width and height, or None.
+        number: Files to read, evenly spaced; None for all.
+        stored: Whether images are loaded as stored, not turned by their EXIF orientation.
         whole: See `read_image_file`.
     """
     absent = {path for path in sizes if not os.path.isfile(path)}
@@ -248,7 +247,7 @@ def examine_images(
             faults.add(what, file.path, grave=False, fix=fix)
         if annotated is None or annotated == (file.stored if stored else file.loaded):
             continue
-        # mmdet makes masks of the loaded size, and leaves out boxes outside the annotated one.
+        # mmdet makes masks of the loaded size, and drops boxes outside of the annotated size.
         what, fix = "images have another size than annotated", ""
         if annotated == file.stored:
             what = "images are turned by mm's loader by their EXIF orientation, but annotated as they are stored"
@@ -259,9 +258,9 @@ def examine_images(
 
 
 def copied(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of files of two lists with the same bytes; those that exist."""
+    """Pairs of existing files from two lists with the same bytes."""
     lists = [list(filter(os.path.isfile, paths)) for paths in (first, second)]
-    for key in (os.path.getsize, _ends, sha256_of):  # few files are read whole, also of a format of one size
+    for key in (os.path.getsize, _ends, sha256_of):  # so few files are read whole
         groups: list[dict[object, list[str]]] = [{}, {}]
         for group, paths in zip(groups, lists):
             for path in paths:
@@ -272,7 +271,6 @@ def copied(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]
 
 
 def _ends(path: str) -> bytes:
-    """The first and the last bytes of a file."""
     with open(path, "rb") as file:
         first = file.read(ENDS)
         file.seek(max(0, os.path.getsize(path) - ENDS))
@@ -280,7 +278,7 @@ def _ends(path: str) -> bytes:
 
 
 def describe_images(files: Iterable[ImageFile]) -> str:
-    """Modes and sizes of the files that can be read, in one line. Sizes are width x height, as loaded."""
+    """Modes and sizes of readable files in one line. Sizes are width x height, as loaded."""
     readable = [file for file in files if not file.error]
     if not readable:
         return "none can be read"

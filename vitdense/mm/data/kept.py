@@ -1,4 +1,4 @@
-"""What was made of files, kept on the disk: complete or not there, of one version of the package, bounded."""
+"""A cache on disk for tensors made from files: atomic, for one version of the package, of bounded size."""
 
 import json
 import os
@@ -17,19 +17,19 @@ import vitdense
 from vitdense.files import atomic_write
 from vitdense.mm.errors import ConfigError
 
-ROOM = 4 * 2**30  # bytes of all files of a kind in torch's cache
-STALE = 600  # seconds without a change, after which a scratch file is of a write that was killed
+ROOM = 4 * 2**30  # most bytes of all files of a kind in torch's cache
+STALE = 600  # seconds without a change, after which the write of a scratch file was killed
 SCRATCH = "." + "[0-9a-f]" * 32 + "*"  # see `atomic_write`
 
 
 def cache_file(kind: str, *key: object) -> Path:
-    """A file of safetensors in torch's cache for what depends on `key` and on the version of the package."""
+    """A safetensors file in torch's cache for `key` and this version of the package."""
     digest = sha256(os.fsencode("\0".join(map(str, (vitdense.__version__, *key))))).hexdigest()
     return Path(torch.hub.get_dir(), "vitdense", f"{kind}-{digest}.safetensors")
 
 
 def evict(folder: Path, kind: str) -> None:
-    """Remove the files of a kind that were not used for the longest time, until the others are within `ROOM`."""
+    """Remove the least recently used files of a kind until the others are within `ROOM`."""
     sweep(folder)
     files = sorted(folder.glob(f"{kind}-*"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     size = 0
@@ -40,17 +40,17 @@ def evict(folder: Path, kind: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the scratch files of killed writes from a folder and from all folders in it."""
+    """Remove scratch files of killed writes from a folder and its sub-folders."""
     for file in folder.glob(f"**/{SCRATCH}"):
         if time.time() - file.stat().st_mtime > STALE:
             file.unlink(missing_ok=True)
 
 
 def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) -> None:
-    """Keep tensors of a CPU in a file of safetensors, with what they are `of`, and more `about` them.
+    """Write CPU tensors as safetensors, with metadata: a description `of` them, and more `about` them.
 
     Raises:
-        OSError: They cannot be written, as on a full disk; it names the file.
+        OSError: The file, which it names, cannot be written, as on a full disk.
     """
     about = {"of": of, **about}
     content = save({str(i): x for i, x in enumerate(tensors)}, {**about, "crc32": _checksum(tensors, about)})
@@ -59,10 +59,10 @@ def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) 
 
 
 def read_tensors(path: Path, of: str) -> tuple[list[Tensor], dict[str, str]] | None:
-    """Tensors that were kept, memory-mapped, and what was kept about them; None, if there is no file.
+    """Memory-mapped tensors of `write_tensors` and their metadata; None if there is no file.
 
     Raises:
-        ConfigError: The file is cut short, damaged, or of something else than `of`.
+        ConfigError: The file is truncated, damaged, or has another description than `of`.
     """
     try:
         with safe_open(path, "pt") as file:

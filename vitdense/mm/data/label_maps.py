@@ -1,4 +1,4 @@
-"""Label maps of mmseg's data sets: their raw values, the labels that mmseg makes of them, and what is wrong."""
+"""Label maps of mmseg's data sets: their raw values, mmseg's labels for these, and faults."""
 
 import os
 from collections import Counter
@@ -23,17 +23,17 @@ UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_
 class LabelMaps:
     """Raw values in label maps of a data set."""
 
-    total: int  # files that there are
-    read: int = 0  # files that were read
-    pixels: Counter = field(default_factory=Counter)  # by raw values
-    first_in: dict[int, str] = field(default_factory=dict)  # the first file of every raw value
+    total: int  # number of files
+    read: int = 0  # number of files read
+    pixels: Counter = field(default_factory=Counter)  # raw value -> number of pixels
+    first_in: dict[int, str] = field(default_factory=dict)  # raw value -> first file with it
     reduced: bool = False  # the data set's reduce_zero_label
     label_map: dict[int, int] = field(default_factory=dict)  # new label per old one, for a subset of classes
     names: tuple[str, ...] = ()  # of the labels
     faults: list[Fault] = field(default_factory=list)
 
     def label(self, raw: int) -> int:
-        """The label that mmseg makes of a raw value."""
+        """mmseg's label for a raw value."""
         label = raw if raw >= 0 else raw & 255  # mmseg keeps 8 bits
         if self.reduced:  # same order as in mmseg: first this, then label_map
             label = UNLABELLED if label in (0, UNLABELLED) else label - 1
@@ -49,7 +49,7 @@ def build_dataset(where: str, dataset: dict) -> BaseDataset:
     try:
         with DATASETS.switch_scope_and_registry("mmseg") as registry:
             built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
-    except ValueError as error:  # classes that are not among those of the type
+    except ValueError as error:  # classes that the type does not have
         raise ConfigError(f"{where}: {error}; for classes of your own set type='BaseSegDataset'") from error
     if len(built) == 0:
         raise ConfigError(f"{where}: no images in {built.data_prefix}; check img_suffix, ann_file and indices")
@@ -63,10 +63,10 @@ def read_label_maps(
 
     Args:
         built: From `build_dataset`.
-        samples: What it says of each image.
+        samples: Its entries of images.
         backend: Decoder of label maps.
-        number: How many files to read, evenly spaced; None: all.
-        stored: Images are loaded as stored, not turned by their EXIF orientation.
+        number: Files to read, evenly spaced; None for all.
+        stored: Whether images are loaded as stored, not turned by their EXIF orientation.
     """
     maps, faults = LabelMaps(len(built), names=tuple(built.metainfo.get("classes") or ())), Faults()
     maps.reduced, maps.label_map = samples[0]["reduce_zero_label"], samples[0].get("label_map") or {}
@@ -95,7 +95,7 @@ def read_label_maps(
         if path.lower().endswith((".jpg", ".jpeg")):
             faults.add("label maps are JPEG, whose compression changes values; save them as PNG", path, grave=False)
         size = header_size(sample["img_path"], stored)
-        if size not in (None, labels.shape[::-1]):  # as transposed ones: mmseg would train on them
+        if size not in (None, labels.shape[::-1]):  # such as transposed maps, on which mmseg would train
             sizes = f"{by(labels.shape[::-1])}, the image {by(size)}"
             faults.add("label maps have another size than their image", f"{path} ({sizes})")
         found = {int(raw): int(count) for raw, count in zip(*np.unique(labels, return_counts=True))}
@@ -107,6 +107,6 @@ def read_label_maps(
 
 
 def read_label_map(path: str, decoder: str) -> np.ndarray:
-    """One label map, as mmseg's loader reads it: [H, W], if it has one channel."""
+    """A label map as mmseg's loader reads it: [H, W] if it has one channel."""
     labels = mmcv.imfrombytes(Path(path).read_bytes(), flag="unchanged", backend=decoder)
     return labels[..., 0] if labels.ndim == 3 and labels.shape[2] == 1 else labels

@@ -1,4 +1,4 @@
-"""COCO panoptic files: JSON of segments, PNGs of their ids; what they hold, and what is wrong with them."""
+"""COCO panoptic files, JSON of segments and PNGs of their ids: their content and faults."""
 
 from collections import Counter
 from pathlib import Path
@@ -21,7 +21,7 @@ OF_SEGMENT = {"id": int, "category_id": int, "bbox": list, "area": NUMBER}
 
 
 def ids_of_colours(image: np.ndarray) -> np.ndarray:
-    """Ids of segments, int32 [H, W], of a PNG's colours, uint8 RGB [H, W, 3]: R + 256 G + 65536 B."""
+    """Ids of segments, int32 [H, W], from a PNG's colours, uint8 RGB [H, W, 3]: R + 256 G + 65536 B."""
     return image.astype(np.int32) @ np.array([1, 256, 65536], np.int32)
 
 
@@ -34,7 +34,7 @@ def read_ids(png: Path) -> np.ndarray:
     """The ids of the segments in a PNG, int32 [H, W].
 
     Raises:
-        OSError, OptionError: It cannot be read, is truncated, or has other pixels than RGB in 8 bits.
+        OSError, OptionError: The file cannot be read, is truncated, or is not 8-bit RGB.
     """
     content = png.read_bytes()
     with header(content) as image:
@@ -48,11 +48,11 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
 
     Args:
         file: The JSON file.
-        folder: Of the PNGs. That of an image has its name. None: they are not read.
-        number: PNGs to read, evenly spaced; None: all.
+        folder: Folder of the PNGs, which have the names of images; None to read none.
+        number: PNGs to read, evenly spaced; None for all.
 
     Raises:
-        ConfigError: It is not one, or something in it lacks a key, or has another type there.
+        ConfigError: The file is not a panoptic one, or a key is missing or of another type.
     """
     content = coco.read_json(file, KEYS)
     annotations = content["annotations"]

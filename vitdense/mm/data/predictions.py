@@ -18,12 +18,12 @@ from vitdense.mm.errors import join_some
 from vitdense.results.result import Result
 from vitdense.runtime import SCORE
 
-# Keys of a COCO result; a detection of a data set has more.
+# Keys of a COCO result; an annotation of a data set has more.
 RESULT_KEYS = ("image_id", "category_id", "bbox", "score", "segmentation", "keypoints")
 
 
 class Found(NamedTuple):
-    """The height and width of an image, and its detections, in a sixth of the memory of dicts."""
+    """The height and width of an image, and its detections, packed to a sixth of the memory of dicts."""
 
     size: tuple[int, int]
     number: int
@@ -33,17 +33,16 @@ class Found(NamedTuple):
 class CocoPredictions:
     """Detections in COCO format, with the ids of a data set.
 
-    Category ids are those of the annotation file, by name; without one COCO's for COCO's 80 classes, else 1 to n in the
-    order of the classes, which is logged. Image ids are those of the annotation file, by path; other images get unused
-    ids, which is logged.
+    Category ids come from the annotation file by name. Without one they are COCO's for COCO's 80 classes, else 1 to n
+    in the order of the classes, which is logged. Image ids come from the annotation file by path; other images get
+    unused ids, which is logged.
 
     Args:
         classes: Names in the order of the model's labels.
         dataset: Config of the data set: `data_root`, `ann_file`, ``data_prefix['img']``.
-        base: Folder of the images of a data set of its own, to which their names are relative; they have ids of their
-            own. None: names alone.
-        meta: The `dataset_meta` of the model, which may have ids of categories, and names of keypoints; in files, these
-            have the order of their category.
+        base: For a new data set, the folder that file names are relative to; images get new ids. None for names alone.
+        meta: The `dataset_meta` of the model, which may have ids of categories, and names of keypoints. Files have
+            keypoints in the order of their category.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class CocoPredictions:
     def write(self, path: Path, as_dataset: bool = False) -> None:
         """Write all detections as JSON: the list that `COCO.loadRes` takes, or a data set for `COCO` itself."""
         images = self.images
-        with atomic_write(path) as scratch, scratch.open("w", encoding="utf-8") as file:  # of 10^6, one at a time
+        with atomic_write(path) as scratch, scratch.open("w", encoding="utf-8") as file:  # 10^6, one by one
             file.write(f'{{"images": {json.dumps(images)}, "annotations": [' if as_dataset else "[")
             for i, one in enumerate(self.annotations(images)):
                 row = as_annotation(one) if as_dataset else {key: one[key] for key in RESULT_KEYS if key in one}
@@ -131,7 +130,6 @@ class CocoPredictions:
             file.write(f'], "categories": {json.dumps(self.categories)}}}' if as_dataset else "]")
 
     def report_new_images(self) -> None:
-        """Log which images have ids of their own."""
         new = [image.name for image in self.found if _locate(image) not in self.known_images]
         if names := [name.encode(errors="backslashreplace").decode() for name in new]:
             what = f"{len(names)} of {len(self.found)} images are not in {self.ann_file}, and get unused ids"
@@ -139,7 +137,7 @@ class CocoPredictions:
 
 
 def as_annotation(one: dict) -> dict:
-    """A detection as an annotation: keypoints are visible from a score of `SCORE` on, others not labelled."""
+    """A detection as an annotation: keypoints with a score of at least `SCORE` are visible, others not labelled."""
     if "keypoints" not in one:
         return one
     flags = [2 * (score >= SCORE) for score in one["keypoints"][2::3]]
@@ -148,7 +146,7 @@ def as_annotation(one: dict) -> dict:
 
 
 def _locate(image: Path) -> Path:
-    """An image in its real folder; the folder may be a link, and so may the image, which keeps its name."""
+    """The path of an image in its real folder. If the image itself is a link, it keeps its name."""
     return image.parent.resolve() / image.name
 
 

@@ -1,4 +1,4 @@
-"""Data order and augmentation that depend on the seed and the position in the stream only.
+"""Data order and augmentation that depend only on the seed and the position in the stream.
 
 The sampler attaches a seed to every index; `SeedFromSample`, the first transform of the pipeline, applies it. The data
 then do not depend on the number of worker processes, and a resumed run gets the same data as an uninterrupted one.
@@ -18,7 +18,7 @@ from vitdense.mm.registry import DATA_SAMPLERS
 
 
 class SeededIndex(int):
-    """Index of a sample with the seed of this draw, `key`: see `Seeded`."""
+    """Index of a sample with `key`, the seed of this draw; see `Seeded`."""
 
     key: tuple[int, ...]
 
@@ -38,7 +38,7 @@ class SeededIndex(int):
 
 
 class SeededList(list):
-    """Indices by place; each has the seed of the place that it is asked for."""
+    """A list of indices; an item gets the seed of the position by which it is read."""
 
     def __getitem__(self, place: Any) -> Any:
         found = super().__getitem__(place)
@@ -46,7 +46,7 @@ class SeededList(list):
 
 
 def seed_everything(*keys: int) -> int:
-    """Seed Python, numpy and torch from non-negative ints, others with other streams; returns the seed."""
+    """Seed Python, numpy and torch from non-negative ints; returns the seed."""
     seed = int(np.random.SeedSequence(keys).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
@@ -55,13 +55,13 @@ def seed_everything(*keys: int) -> int:
 
 
 class Seeded:
-    """A sampler of mmengine with a seed per draw: that of the run, and the position in the stream.
+    """A sampler of mmengine with a seed per draw, made of the run's seed and the position in the stream.
 
     Args:
         dataset: Data set.
-        views: Of an image, how many seeds there are: an epoch takes one of them, in turn, and augmentations come back.
-            None: as many as draws.
-        **options: Of mmengine's class.
+        views: Number of seeds per image, used in turn by epochs, so that augmentations repeat. None for a new seed in
+            every draw.
+        **options: Options of mmengine's class.
     """
 
     def __init__(self, dataset: Sized, views: int | None = None, **options: Any) -> None:
@@ -71,7 +71,7 @@ class Seeded:
         self.views = views
 
     def seeded(self, index: int, position: int, epoch: int) -> SeededIndex:
-        """An image at a position in the stream of all epochs and processes."""
+        """The index of an image at a position in the stream of all epochs and processes, with its seed."""
         if self.views is None:
             return SeededIndex(index, (self.seed, position))
         return SeededIndex(index, (self.seed, index, epoch % self.views, 1))  # NumPy ignores zeros at the end

@@ -28,11 +28,11 @@ class LoadAnnotations(transforms.LoadAnnotations):
 
 @DATASETS.register_module()
 class SegDataset(BaseSegDataset):
-    """mmseg's `BaseSegDataset` for label maps whose values have other names than `metainfo.classes`, in that order.
+    """mmseg's `BaseSegDataset` for label maps whose values have other names, or another order, than `metainfo.classes`.
 
     Args:
         values: Names of the values 0, 1, ...; with `reduce_zero_label` of 1, 2, ...
-        *args, **kwargs: Of `BaseSegDataset`.
+        *args, **kwargs: Arguments of `BaseSegDataset`.
     """
 
     def __init__(self, *args: Any, values: Sequence[str], **kwargs: Any) -> None:

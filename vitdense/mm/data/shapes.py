@@ -59,7 +59,7 @@ class DrawnOnDemand:
 
     Args:
         draw: Arguments of `draw_dataset` other than ``root``, which is ``data_root``.
-        *args, **kwargs: Of the data set class.
+        *args, **kwargs: Arguments of the data set class.
     """
 
     drawn_on_demand = True  # read by the checks before training: files may be missing
@@ -103,7 +103,7 @@ def draw_dataset(
         image_size: Height and width in pixels.
         seed: Random seed.
         workers: Threads; default one per core, at most 8.
-        draw_into: Writes another data set of these options into a folder.
+        draw_into: Function that writes another data set with these options into a folder.
 
     Raises:
         ValueError: An argument is out of range, or ``root`` has other numbers of images; it stays unchanged.
@@ -121,7 +121,7 @@ def draw_dataset(
             (draw_into or _draw_into)(drawn, options, workers or min(8, os.cpu_count() or 1))
             try:
                 drawn.rename(root)
-            except OSError:  # of several processes that draw, the first to rename wins
+            except OSError:  # another process was the first to rename
                 if not root.exists():
                     raise
     for split, number in zip(SPLITS, (num_train, num_val)):
@@ -257,7 +257,6 @@ class Scene:
                     break
 
     def paint(self, strokes: np.ndarray, colour: np.ndarray) -> None:
-        """Paint strokes, uint8 [H, W], in a texture of a colour."""
         self._paint(strokes / np.float32(255), colour)
 
     def render(self) -> np.ndarray:
@@ -277,7 +276,7 @@ class Scene:
         angle = self.rng.uniform(0, 2 * np.pi)
         rotation = np.array([(np.cos(angle), np.sin(angle)), (-np.sin(angle), np.cos(angle))])
         fine = np.zeros((self.size[0] * SUPERSAMPLE, self.size[1] * SUPERSAMPLE), np.uint8)
-        # OpenCV's coordinates are those of pixel centres (hence - 0.5), in fixed point with 4 fractional bits (* 16)
+        # OpenCV's coordinates refer to pixel centres (hence - 0.5), in fixed point with 4 fractional bits (* 16)
         points = [((p @ rotation * radius + centre) * SUPERSAMPLE - 0.5) * 16 for p in outline]
         cv2.fillPoly(fine, [np.rint(p).astype(np.int32) for p in points], 255, cv2.LINE_8, 4)
         return cv2.resize(fine, self.size[::-1], interpolation=cv2.INTER_AREA) / np.float32(255)
@@ -328,7 +327,6 @@ def _arc(angles: np.ndarray) -> np.ndarray:
 
 
 def _ellipse(rng: np.random.Generator, min_ratio: float) -> list[np.ndarray]:
-    """An ellipse with half axes 1 and a random number in [min_ratio, 1]."""
     return [_arc(np.linspace(0, 2 * np.pi, 72, endpoint=False)) * (1, rng.uniform(min_ratio, 1))]
 
 

@@ -1,4 +1,4 @@
-"""Transforms of pipelines: the seed of a sample, and images that are read whole or refused."""
+"""Transforms of pipelines: apply the seed of a sample, load images, pad them."""
 
 import gc
 import logging
@@ -21,19 +21,19 @@ from vitdense.mm.registry import TRANSFORMS
 class SeedFromSample(BaseTransform):
     """First transform of a pipeline: seeds Python, numpy and torch with the seed of the index.
 
-    Steps that have generators of their own, as mmdet's and mmseg's `Albu`, are seeded too: `seed_steps` finds them.
-    An index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used;
-    the run stays reproducible, because the first index of that draw set the seed. With a sampler that gives none, the
-    run is not reproducible; a wrapper of the data set that drops it is refused, see `seed_steps`.
+    Steps with their own generators, such as mmdet's and mmseg's `Albu`, are seeded too; `seed_steps` finds them. An
+    index without a seed leaves the generators unchanged. mmengine draws such an index when a sample cannot be used; the
+    run stays reproducible, because the first index of that draw has set the seed. With a sampler without seeds the run
+    is not reproducible. A wrapper of the data set that drops seeds is refused, see `seed_steps`.
     """
 
-    steps: Sequence[Any] | None = None  # of the same data set, each with `aug` of albumentations
+    steps: Sequence[Any] | None = None  # steps of the same data set with `aug` of albumentations
 
     def transform(self, results: dict) -> dict:
         index = results["sample_idx"]
         if isinstance(index, SeededIndex):
             seed = seed_everything(*index.key)
-            if self.steps is None:  # in a pipeline that our Runner did not build: mmengine does not tell its steps
+            if self.steps is None:  # `seed_steps` was not called: another runner built the pipeline
                 pipelines = [found for found in gc.get_referrers(self) if isinstance(found, list)]
                 self.steps = _with_generators(step for steps in pipelines for step in steps)
             for i, step in enumerate(self.steps):
@@ -46,8 +46,7 @@ class LoadImage(LoadImageFromFile):
     """mmcv's `LoadImageFromFile`, whose errors name the file; see `vitdense.mm.data.images.decode`.
 
     Args:
-        skip_unreadable: Skip an image that cannot be read with a warning: mmengine draws another sample instead. For
-            training only.
+        skip_unreadable: Skip an unreadable image with a warning; mmengine then draws another sample. For training only.
         to_float32, **options: See mmcv's class.
 
     Raises:
@@ -81,14 +80,14 @@ class LoadImage(LoadImageFromFile):
 
 @TRANSFORMS.register_module()
 class PadImage(Pad):
-    """mmcv's `Pad` for tests: `img_shape` stays that of the image, so that results are cut to it again."""
+    """mmcv's `Pad` for tests: `img_shape` stays the image's own, so that results are cropped to it."""
 
     def transform(self, results: dict) -> dict:
         return {**super().transform(results), "img_shape": results["img_shape"]}
 
 
 def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A built data set and all inside of it, with their places in its config."""
+    """A built data set and all data sets inside of it, with their keys in the config."""
     yield path, dataset
     inside = [(f"datasets.{i}", part) for i, part in enumerate(getattr(dataset, "datasets", None) or ())]
     for name, part in (*inside, ("dataset", getattr(dataset, "dataset", None))):
@@ -100,7 +99,7 @@ def seed_steps(dataset: Any, sampler: Any = None) -> None:
     """Let the seeds of a sampler reach every `SeedFromSample` of a built data set, and steps with own generators.
 
     Raises:
-        ConfigError: A wrapper drops them.
+        ConfigError: A wrapper drops the seeds.
     """
     for _, part in parts(dataset):
         if isinstance(part, ClassBalancedDataset):
@@ -126,7 +125,7 @@ def _with_generators(steps: Iterable[Any]) -> list[Any]:
 
 
 def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, int]]:
-    """The steps of a built data set's pipelines: place in the config, step, list that has it and index there."""
+    """The steps of a built data set's pipelines: key in the config, step, and its list and index there."""
     for path, part in parts(dataset, where):
         steps = getattr(part, "pipeline", None)
         steps = getattr(steps, "transforms", steps)

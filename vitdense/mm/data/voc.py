@@ -1,4 +1,4 @@
-"""Pascal VOC's XML files: what mmdet's XMLDataset reads of them, and what is wrong with them."""
+"""Pascal VOC's XML files, as mmdet's XMLDataset reads them: their content and faults."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ from vitdense.mm.data.faults import Faults, Samples
 def read_voc(built: BaseDataset) -> Samples:
     """Read the XML files of an `XMLDataset` with ``lazy_init``, each by the data set itself.
 
-    Counts are of the objects that training learns; objects of other names than its classes are under their names.
+    Counts are of the objects in training; objects of other classes are counted by their names.
     """
     classes, counts, sizes, faults, difficult = built.metainfo["classes"], Counter(), {}, Faults(), 0
     built.cat2label = {name: label for label, name in enumerate(classes)}
@@ -23,7 +23,7 @@ def read_voc(built: BaseDataset) -> Samples:
         try:
             info = built.parse_data_info(about)
             names = [one.findtext("name") for one in ElementTree.parse(path).getroot().findall("object")]
-        except Exception as error:  # whatever mmdet's reader meets in the file
+        except Exception as error:  # mmdet's reader may raise anything on a damaged file
             faults.add(f"XML files cannot be read by {type(built).__name__} ({type(error).__name__}: {error})", path)
             continue
         sizes[info["img_path"]] = info["width"], info["height"]

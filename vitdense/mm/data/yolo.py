@@ -1,8 +1,8 @@
 """Data sets in YOLO format, as annotations in COCO format.
 
 ``data.yaml`` names the classes and, for every split, folders or lists of images. Every image has a text file with a
-line per object: the class, then a box (centre x, centre y, width, height) or a polygon (x, y, x, y, ...), in shares of
-the width and height of the image, as it is after its EXIF orientation.
+line per object: the class, then a box (centre x, centre y, width, height) or a polygon (x, y, x, y, ...), relative to
+the width and height of the image after its EXIF orientation.
 """
 
 import math
@@ -20,7 +20,7 @@ from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.data.images import header_size
 from vitdense.mm.errors import ConfigError
 
-ROUNDED = 1e-3  # how far a share may be outside the image: exporters round
+ROUNDED = 1e-3  # tolerance of coordinates outside the image: exporters round
 
 
 def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path, list[Fault]]:
@@ -28,14 +28,14 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
 
     Args:
         data_file: ``data.yaml``. ``names`` is a list, or a dict from index to name; ``train`` and ``val`` are folders,
-            text files with a path per line, or lists of these; ``path`` is their folder, by default that of the file.
+            text files with a path per line, or lists of these; ``path`` is their folder, by default the file's.
         split: ``train`` or ``val``.
 
     Returns:
-        The content, in which ``file_name`` is relative to a folder; this folder; and what is wrong.
+        The content; the folder that ``file_name`` is relative to; and faults.
 
     Raises:
-        ConfigError: The file is another, or an entry of the split has no images.
+        ConfigError: The file has another content, or an entry of the split has no images.
     """
     names, root, entries = _read_yaml(data_file, split)
     paths = sorted({image for entry in entries for image in _images(root, entry, split)})
@@ -50,7 +50,7 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
             faults.add(f"images of {split} cannot be read", path)
             continue
         images.append({"id": i, "file_name": path.relative_to(folder).as_posix(), "width": size[0], "height": size[1]})
-        for number, line in _lines(label) if label.exists() else ():  # without a file: an image without objects
+        for number, line in _lines(label) if label.exists() else ():  # an image without a file has no objects
             try:
                 one = _object(line.split(), size, len(names))
             except ValueError as error:
@@ -67,7 +67,6 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
 
 
 def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
-    """The names of the classes, the common folder, and the entries of a split."""
     try:
         data = yaml.safe_load(read_text(file))
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -114,20 +113,19 @@ def _images(root: Path, entry: str, split: str) -> Iterator[Path]:
 
 
 def _label_file(image: Path) -> Path:
-    """Of an image: in ``labels`` in place of the last folder ``images`` of its path, or beside it."""
+    """The label file of an image: in ``labels`` in place of the last folder ``images`` of its path, or beside it."""
     before, found, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
     return Path(f"{before}{os.sep}labels{os.sep}{after}") if found else Path(after)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a file with text, by their numbers."""
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line.strip():
             yield number, line.strip()
 
 
 def _object(words: Sequence[str], size: Sequence[int], num_classes: int) -> dict[str, Any]:
-    """The object of a line, as part of a COCO annotation; a ValueError says why it is none."""
+    """The object of a line as part of a COCO annotation; a ValueError says what is wrong."""
     index, *shares = map(float, words)
     if not index.is_integer() or not 0 <= index < num_classes:
         raise ValueError(f"got class {words[0]}, expected 0 to {num_classes - 1}")
