@@ -135,7 +135,7 @@ def test_arguments_of_timm_that_mean_ours_are_accepted_and_others_named():
     for options, hint in (
         ({"num_classes": 10}, "no option num_classes; a backbone returns maps"),
         ({"img_size": 224}, "no option img_size; leave it out"),
-        ({"windw_size": 7}, "did you mean window_size"),
+        ({"windw_size": 7}, "windw_size"),
     ):
         with pytest.raises(TypeError, match=hint):
             create("swin_tiny", **options)

@@ -63,6 +63,7 @@ def graph_of(model, path, dynamic=True, dtype=torch.float32):
     return onnx.shape_inference.infer_shapes(onnx.load(path)).graph
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dynamic", "dtype"), [(True, torch.float32), (False, torch.float16)], ids=["all sizes", "one size, half precision"]
 )

@@ -25,6 +25,8 @@ from mmdet.structures.mask import BitmapMasks
 from mmengine.registry import HOOKS, MODELS
 from mmengine.structures import InstanceData
 
+pytestmark = pytest.mark.long
+
 SIZE, PADDED = (64, 1333), (64, 1344)  # far to the right, where bfloat16 has every eighth pixel
 RECIPES = (
     *("atss_swin_nano_shapes", "cascade_rcnn_swin_nano_shapes", "cascade_swin_nano_shapes"),

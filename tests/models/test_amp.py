@@ -10,6 +10,8 @@ from test_counts import MODELS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+pytestmark = pytest.mark.long
+
 # Relative error of maps, and of the gradients of all parameters together. Twice what was measured.
 BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
 # Times the bound of gradients: they pass a ResNet of 26 layers, whose norms enlarge what each of them rounds.

@@ -121,6 +121,7 @@ def test_onnx_in_half_precision(make, tmp_path):
     assert onnx.TensorProto.DOUBLE not in cast_types(path)
 
 
+@pytest.mark.long
 def test_a_saved_program_runs_without_its_model(tmp_path):
     model = Swin({"embed_dims": 8, "depths": (2,), "num_heads": (1,)}, out_indices=(0,)).eval()
     save_program(export_program(model, torch.randn(EXAMPLE)), tmp_path / "model.pt2", {"key": "value"})

@@ -192,6 +192,7 @@ def split(content):
         }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_joined_files_are_scored_as_one(kind, tmp_path):
     """The metric has no file: data sets say which one each image is of."""

@@ -32,6 +32,8 @@ from vitdense.mm.errors import ConfigError
 from vitdense.runtime import BOUNDS, compare_results
 
 point_of = pytest.importorskip("vitdense.extensions.operating_point.point")
+
+pytestmark = pytest.mark.long
 ARCH = dict(embed_dims=48, depth=4, num_heads=3)
 SIZE = dict(type="Resize", scale=(128, 96), keep_ratio=False)
 TRUNK = dict(_delete_=True, arch=ARCH, pretrain_img_size=128, frozen_stages="all", out_norm="shared")

@@ -17,6 +17,8 @@ from vitdense.errors import OptionError
 from vitdense.extensions.keypoints.head import RFDETRKeypointHead
 from vitdense.extensions.keypoints.steps import Keypoints
 
+pytestmark = pytest.mark.long
+
 
 def make(image=576, queries=100):
     init_default_scope("mmdet")

@@ -357,6 +357,7 @@ def test_segmentation(maps):
     assert not cfg.val_dataloader.dataset.reduce_zero_label
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -88,6 +88,7 @@ def test_load_by_name(name, meta, classes, monkeypatch):
     assert all(torch.equal(value, state[key]) for key, value in model.model.state_dict().items())
 
 
+@pytest.mark.long
 def test_what_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="no_such_model"):
         vitdense.load("no_such_model")

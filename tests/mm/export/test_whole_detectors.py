@@ -22,6 +22,8 @@ from vitdense.mm.heads.rle_masks import fields_of
 from vitdense.results.result import Result
 from vitdense.runtime import BOUNDS, ENGINES, compare_results, paste, read
 
+pytestmark = pytest.mark.long
+
 
 def detector(name, **test_cfg):
     torch.manual_seed(0)

@@ -17,6 +17,8 @@ from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import fit_whole
 from vitdense.checkpoint.whole_models import split_parts
 
+pytestmark = pytest.mark.long
+
 SIZES = {  # image, decoder layers, windows, patch, queries, masks
     "Nano": (384, 2, 2, 16, 300, False),
     "Small": (512, 3, 2, 16, 300, False),

@@ -89,6 +89,7 @@ def test_an_empty_image():
         assert len(run(model, np.zeros((90, 80), np.uint8))) == 0
 
 
+@pytest.mark.long
 def test_the_test_of_a_config_has_tiles(tmp_path):
     """As `tools/test.py --tiles` runs it: a tile as large as the images changes nothing, smaller ones do."""
 

@@ -23,6 +23,8 @@ from vitdense.mm.heads import rle_masks
 from vitdense.mm.precision import Inference
 from vitdense.mm.train import launch
 
+pytestmark = pytest.mark.long
+
 CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 DETECTORS = ("cascade_swin_nano_shapes", "mask2former_swin_nano_shapes")
 
