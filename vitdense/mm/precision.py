@@ -58,7 +58,6 @@ class Inference:
 
     @property
     def amp(self) -> str:
-        """The name of `dtype`."""
         return str(self.dtype).removeprefix("torch.")
 
     @property
@@ -75,7 +74,6 @@ class Inference:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """The context in which the model computes."""
         with ExitStack() as stack:
             if self.amp != "float32":
                 stack.enter_context(torch.autocast(torch.device(self.device).type, self.dtype))

@@ -184,7 +184,6 @@ class Predictor:
             yield from found
 
     def results(self, images: Sequence[Images], pixels: Sequence[np.ndarray], threshold: Threshold) -> Iterator[Result]:
-        """The results of a batch."""
         found, pixels = self.samples(images, pixels, threshold), [*pixels]
         del images
         while found:
@@ -244,7 +243,6 @@ def check_batches(images: object, batch_size: object) -> None:
 
 
 def test_steps(cfg: Config) -> list[dict]:
-    """The steps of a config's test pipeline, except loaders of labels."""
     return [step for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline if not loads_labels(step)]
 
 

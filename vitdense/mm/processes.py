@@ -1,5 +1,4 @@
-"""Processes of one training, test or prediction: how they start, how they stop, what they compare before the first
-step."""
+"""Processes of a training, test or prediction: how they start and stop, and what they compare before the start."""
 
 import os
 import signal
@@ -16,7 +15,7 @@ from mmengine.utils.dl_utils import set_multi_processing
 
 from vitdense.mm.errors import ConfigError
 
-# What schedulers, `timeout`, a closed terminal and a lost connection send before they end a process.
+# Signals from schedulers, `timeout`, a closed terminal or a lost connection.
 STOPS = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
@@ -27,9 +26,9 @@ STOPS = tuple(
 class Launcher(NamedTuple):
     """The environment variables that a launcher sets for its processes."""
 
-    numbers: tuple[str, ...]  # whole ones: the rank, the number of processes, and others
+    numbers: tuple[str, ...]  # integers: the rank, the number of processes, and others
     texts: tuple[str, ...]
-    command: str  # that users type to start the processes
+    command: str  # with which users start the processes
 
 
 OF_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
@@ -42,8 +41,10 @@ LAUNCHERS = {
 
 
 def find_launcher(given: str) -> str:
-    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes. A variable
-    of it that is missing, or more processes than GPUs, are a ConfigError."""
+    """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes.
+
+    A missing environment variable, or more processes than GPUs, is a ConfigError.
+    """
     inferred = given == "none"
     if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
         return "none"
@@ -72,7 +73,7 @@ def _number(variable: str) -> int:
 
 
 class StopSignal(BaseException):
-    """The process was asked to end by `signum`. Like KeyboardInterrupt, it is no error."""
+    """The process was asked to end by `signum`. Like KeyboardInterrupt, it is not an Exception."""
 
     def __init__(self, message: str, signum: int) -> None:
         super().__init__(message)
@@ -80,20 +81,21 @@ class StopSignal(BaseException):
 
 
 def stop_at_once(signum: int, frame: Any = None) -> None:
-    """A handler of signals for commands that have nothing to save."""
     raise StopSignal(f"stopped by {signal.Signals(signum).name}", signum)
 
 
 @contextmanager
 def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, `handler` gets the signals `STOPS` of this process; children that are forked inside end by them. One that
-    is ignored, as under nohup, stays ignored. Only the main thread can handle signals; in another nothing changes."""
+    """Inside, `handler` gets the signals `STOPS` of this process, and they end forked children.
+
+    An ignored signal, as under nohup, stays ignored. Outside of the main thread nothing changes.
+    """
     owner = os.getpid()
 
     def handle(number: int, frame: Any) -> None:
         if os.getpid() == owner:
             handler(number, frame)
-        else:  # such as the pool of a metric, which ends its workers by SIGTERM
+        else:  # a child, such as a metric's pool, whose workers are ended by SIGTERM
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
@@ -110,9 +112,11 @@ def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Begin a data worker, then call `then`, the `worker_init_fn` of the loader. It ends by SIGTERM of its parent
-    alone: after a signal to all processes the main one may load images before it stops, and a worker that ended first
-    would look as if the system had killed it for memory."""
+    """Start a data worker, then call `then`, the loader's `worker_init_fn`.
+
+    Only SIGTERM from its parent ends it. After a signal to all processes the parent may load images before it stops,
+    and would take a worker that ended first for one that was killed for lack of memory.
+    """
     for number in STOPS[1:]:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -123,17 +127,20 @@ def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
 
 
 def _obey(parent: int) -> None:
-    """End by SIGTERM of the parent, or after it: a worker that waits for room in a pipe would outlive a killed one."""
+    """End after the parent's SIGTERM or death: a worker that waits for room in a pipe would outlive a killed parent."""
     while os.getppid() == parent:
-        asked = signal.sigtimedwait({signal.SIGTERM}, 5)  # seconds, as torch looks for the parent
+        asked = signal.sigtimedwait({signal.SIGTERM}, 5)  # seconds; torch's own interval
         if asked is not None and asked.si_pid == parent:
             break
     os._exit(0)
 
 
 def connect(launcher: str, env: Mapping[str, Any]) -> None:
-    """Connect the processes of a run by `find_launcher` and ``env_cfg`` of the config, on GPUs as mmengine's runner
-    would: only then one of them is the main process. Without a GPU, another launcher than torchrun is a ConfigError."""
+    """Connect the processes of a run by `find_launcher` and the config's ``env_cfg``, as mmengine's runner would.
+
+    Before that, every process takes itself for the main one. Without a GPU, only torchrun is supported; other launchers
+    are a ConfigError.
+    """
     if launcher == "none" or is_distributed():
         return
     if get_device() != "cpu":
@@ -146,7 +153,6 @@ def connect(launcher: str, env: Mapping[str, Any]) -> None:
 
 
 def start_processes() -> None:
-    """Connect the processes of torchrun that share the images of a prediction; they exchange results only."""
     if find_launcher("none") != "none" and not is_distributed():
         torch.distributed.init_process_group("gloo")
         if torch.cuda.is_available():
@@ -154,8 +160,10 @@ def start_processes() -> None:
 
 
 def agree(facts: Mapping[str, str]) -> None:
-    """Raise a ConfigError in every process if a fact differs between them: with different checkpoints they would
-    average gradients of different models."""
+    """Raise a ConfigError in every process if a fact differs between them.
+
+    With different checkpoints, for instance, they would average gradients of different models.
+    """
     if not is_distributed():
         return
     found = all_gather_object(dict(facts))

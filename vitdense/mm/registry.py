@@ -1,7 +1,7 @@
-"""The registries of the scope ``vitdense``, children of mmengine's root, and what is registered in them.
+"""The registries of the scope ``vitdense``, children of mmengine's root, and their content.
 
-``type='vitdense.Swin'`` makes mmengine import this module, from the mmdet and the mmseg scope alike. What needs mmdet
-or mmseg is imported only where that is installed: a user of one need not own the other.
+``type='vitdense.Swin'`` makes mmengine import this module, from the mmdet and the mmseg scope alike. Modules that need
+mmdet or mmseg are imported only if that is installed.
 """
 
 import logging
@@ -24,14 +24,14 @@ RESEARCH = {"mmengine": "vitdense.research.registered"} if "research" in FLOORS 
 
 
 class Lazy(Registry):
-    """A registry of scope vitdense that imports modules until one has the name that is asked for.
+    """A registry of scope vitdense that imports modules until one has the requested name.
 
-    Those for the scope in use come first: a detector does without mmseg, and both do without timm.
+    Modules for the scope in use come first, so that a detector does without mmseg, and both do without timm.
 
     Args:
         parent: mmengine's registry of the same kind.
-        public: Names of `vitdense` that it has.
-        **modules: Package that is needed, and the module, relative to vitdense.mm, that registers classes.
+        public: Names of `vitdense` in this registry.
+        **modules: Needed package -> module, relative to vitdense.mm, that registers classes.
     """
 
     def __init__(self, parent: Registry, public: tuple[str, ...] = (), **modules: str) -> None:
@@ -42,7 +42,6 @@ class Lazy(Registry):
         super().__init__(parent.name, parent=parent, scope="vitdense", locations=locations)
 
     def get(self, key: str) -> type | None:
-        """The class of a name, or None."""
         scope, name = self.split_scope_key(key)
         if scope in (None, self.scope):
             self._register(name)
@@ -56,7 +55,7 @@ class Lazy(Registry):
 
     @property
     def module_dict(self) -> dict[str, type]:
-        """All classes that are imported, and those of `public`, by their names."""
+        """Name -> class, for all imported classes and `public`."""
         for name in self.public:
             self._register(name)
         return super().module_dict
@@ -86,13 +85,13 @@ MODELS.register_module(name="LN2d", module=LayerNorm2d)
 
 
 class _ToCurrentLogger(logging.Handler):
-    """Repeats records in mmengine's current logger, so that the log of a run says what the backbones loaded."""
+    """Repeats records in mmengine's current logger, so that the log of a run has what the backbones loaded."""
 
     def emit(self, record: logging.LogRecord) -> None:
         MMLogger.get_current_instance().log(record.levelno, record.getMessage())
 
 
-# Trunks and necks know nothing of mmengine: its initialisers and its log reach them from here.
+# Trunks and necks do not import mmengine: they get its initialisers and its log from here.
 Module.initialize = staticmethod(initialize)
 logging.getLogger("vitdense.models").setLevel(logging.INFO)
 logging.getLogger("vitdense.models").addHandler(_ToCurrentLogger())

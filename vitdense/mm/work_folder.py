@@ -1,4 +1,4 @@
-"""The folder of a training. Only this module knows its files by name: nobody else lists, names or moves them."""
+"""The folder of a training. Only this module lists, names and moves its files."""
 
 import logging
 import os
@@ -23,15 +23,15 @@ from vitdense.files import atomic_write, check_writable, describe_missing, remov
 from vitdense.mm.checkpoints import REST, SCRATCH, is_checkpoint, read_checkpoint
 from vitdense.mm.errors import ConfigError, join_some
 
-CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # from which a training goes on
-WEIGHTS = "weights.pth"  # of a checkpoint in parts, in one file
+CHECKPOINT = re.compile(r"(iter|epoch)_(\d+)\.pth")  # checkpoints to resume from
+WEIGHTS = "weights.pth"  # the weights of a checkpoint in parts, in one file
 CURVES = "curves.png"
 POINT = "operating_point.json"
-LAST = "last_checkpoint"  # mmengine writes a path, of which the name alone is used: the folder may be a copy
+LAST = "last_checkpoint"  # mmengine writes a path; only its name is used, as the folder may be a copy
 LOCK = ".lock"
-ASIDE = "replaced"  # folders of runs that others replaced, with a number
-INNER = ("test",)  # folders of the same kind in it
-# What a training and a test write, in addition to their config: files, and folders of logs.
+ASIDE = "replaced"  # numbered folders of replaced runs
+INNER = ("test",)  # work folders inside of it
+# Files and log folders that a training and a test write, besides their config.
 WRITTEN = re.compile(
     rf"(best_.+_)?(iter|epoch)_(\d+)(-[0-9a-f]{{8}})?\.pth|{re.escape(CURVES)}|{re.escape(POINT)}|{LAST}"
 )
@@ -39,11 +39,11 @@ LOGS = re.compile(r"\d{8}_\d{6}")  # the time of a start
 
 
 class WorkFolder:
-    """The folder of a training, wherever it was copied or moved, whatever it is called now; it need not exist.
+    """The folder of a training, which may have been copied, moved or renamed; it need not exist.
 
     Attributes:
-        path: Of the folder.
-        weights, curves, operating_point: Of its files, which need not exist.
+        path: Path of the folder.
+        weights, curves, operating_point: Paths of its files, which need not exist.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -52,8 +52,7 @@ class WorkFolder:
 
     @property
     def latest(self) -> Path | None:
-        """The whole checkpoint from which a training goes on, or None: the last that was noted, else the one of most
-        iterations."""
+        """The complete checkpoint to resume from, or None: the last noted one, else the one of most iterations."""
         if (noted := self._noted()) and is_whole(noted):
             return noted
         newest = [next(filter(is_whole, reversed(paths)), None) for paths in self._numbered().values()]
@@ -62,7 +61,7 @@ class WorkFolder:
 
     @property
     def cut(self) -> list[Path]:
-        """Checkpoints that would be the latest, but are cut short or absent."""
+        """Checkpoints that would be the latest, but are truncated or absent."""
         noted = self._noted()
         if noted and is_whole(noted):
             return []
@@ -72,7 +71,7 @@ class WorkFolder:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """All from which a training could go on, whole or not."""
+        """All checkpoints to resume from, complete or not."""
         return [path for paths in self._numbered().values() for path in paths]
 
     @property
@@ -88,7 +87,6 @@ class WorkFolder:
 
     @property
     def lack(self) -> str:
-        """Why there is no latest checkpoint."""
         if cut := self.checkpoints:
             return f"the folder has no whole checkpoint: {join_some(path.name for path in cut)} cut short"
         return "the folder has no checkpoint; train one with vitdense train, or name a file or another folder"
@@ -98,23 +96,21 @@ class WorkFolder:
         return is_saved_config(config) and (bool(self.checkpoints) or any(map(_is_log, self.path.iterdir())))
 
     def note(self, name: str) -> None:
-        """Note the checkpoint from which the training goes on."""
         with atomic_write(self.path / LAST) as scratch:
             scratch.write_text(name, encoding="utf-8")
 
     def write_config(self, cfg: Config, modules: Sequence[Path] = ()) -> None:
-        """Write the config of the training, and beside it the modules of its own, see `own_modules`."""
+        """Write the config of the training, and its `own_modules` beside it."""
         for path in (path for path in modules if path.parent != self.path.resolve()):
             _copy(path, self.path)
         with atomic_write(self.config_of(cfg)) as scratch:
             scratch.write_text(cfg.pretty_text, encoding="utf-8")
 
     def config_of(self, cfg: Config) -> Path:
-        """Where `write_config` writes a config."""
         return self.path / Path(cfg.filename or "config.py").name
 
     def make(self) -> None:
-        """Make the folder; an OptionError if it cannot be written, or its path is not UTF-8, as mmengine writes it."""
+        """Make the folder; an OptionError if it cannot be written, or its path is not UTF-8, which mmengine needs."""
         path = str(self.path.absolute())
         if path != path.encode(errors="replace").decode():
             raise OptionError(f"work folder {path}: got a name whose bytes are not UTF-8; name another one: --work-dir")
@@ -124,8 +120,10 @@ class WorkFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Hold the folder for one training, without what a killed save left there; a ConfigError if another training
-        holds it. All processes may call it."""
+        """Lock the folder for one training, and remove what a killed save has left.
+
+        A ConfigError if another training has locked it. All processes may call this.
+        """
         with ExitStack() as stack:
             if is_main_process():
                 self.make()
@@ -134,7 +132,7 @@ class WorkFolder:
                 except Timeout as error:
                     raise ConfigError(f"{self.path} is in use by another training; name another --work-dir") from error
                 for scratch in (*self.path.glob(f".{'[0-9a-f]' * 32}*"), *self.path.glob(f"{SCRATCH}*")):
-                    remove(scratch)  # of `atomic_write`
+                    remove(scratch)  # from `atomic_write`
             yield
 
     def check_config(self, cfg: Config) -> None:
@@ -146,8 +144,10 @@ class WorkFolder:
             )
 
     def check_replaceable(self, named: Collection[Path]) -> None:
-        """Raise a ConfigError if a training that replaces the one in the folder needs a file of it: one of
-        `named_files` but configs, which stay."""
+        """Raise a ConfigError if a training that replaces this one needs a file of it, among its `named_files`.
+
+        Configs are excepted: they stay.
+        """
         for path in self._written():
             whole = Path(os.path.realpath(path))
             if path.suffix != ".py" and any(file.is_relative_to(whole) for file in named):
@@ -157,7 +157,8 @@ class WorkFolder:
                 )
 
     def move_aside(self, named: Collection[Path], current: str | Path, modules: Sequence[Path] = ()) -> Path | None:
-        """Move the run that is in the folder to a folder in it, which is a work folder then; where it is now, or None.
+        """Move the run in the folder to a work folder inside of it; returns that folder, or None if there is no run.
+
         Configs among `named_files` of the new training stay, and the run gets copies; its log folder `current` stays.
         """
         kept = {*named, Path(os.path.realpath(current))}
@@ -172,17 +173,16 @@ class WorkFolder:
         for path in moved:
             to = aside / path.relative_to(self.path)
             to.parent.mkdir(exist_ok=True)
-            path.replace(to)  # also over the copy of a config
+            path.replace(to)  # may replace the copy of a config
         return aside
 
     def _noted(self) -> Path | None:
         path = self.path / LAST
-        text = path.read_bytes().strip(b"\0\r\n ") if path.is_file() else b""  # a kill or a copy may have left nothing
+        text = path.read_bytes().strip(b"\0\r\n ") if path.is_file() else b""  # may be empty after a kill or a copy
         name = os.fsdecode(re.split(rb"[\\/\0]", text)[-1])
         return self.path / name if name else None
 
     def _numbered(self) -> dict[str, list[Path]]:
-        """Checkpoints by what their names count, in order."""
         found: dict[str, list[tuple[int, Path]]] = {}
         for path in self.path.glob("*.pth"):
             if match := CHECKPOINT.fullmatch(path.name):
@@ -190,8 +190,8 @@ class WorkFolder:
         return {kind: [path for _, path in sorted(paths)] for kind, paths in found.items()}
 
     def _written(self) -> Iterator[Path]:
-        """What our commands wrote, and nothing else."""
-        has_parts = any(path.is_dir() for path in self.checkpoints)  # else a user's file has the name of our weights
+        """Files and folders that our commands wrote."""
+        has_parts = any(path.is_dir() for path in self.checkpoints)  # else WEIGHTS is a user's file
         for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
             if path.name in INNER and path.is_dir():
                 yield from WorkFolder(path)._written()
@@ -205,7 +205,7 @@ class WorkFolder:
 
 
 def is_saved_config(path: Path) -> bool:
-    """Whether a training wrote this config: those that people write leave out what commands set."""
+    """Whether a training wrote this config: it has keys that commands set."""
     if path.suffix != ".py" or not path.is_file():
         return False
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -217,13 +217,13 @@ def _is_log(path: Path) -> bool:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a checkpoint, a file or a folder of `save_parts`, ends where it should; who reads it compares digests."""
+    """Whether a checkpoint, a file or a folder of `save_parts`, is not truncated. Digests are compared on reading."""
     if path.is_file():
-        return is_zipfile(path)  # whose directory is its end
+        return is_zipfile(path)  # needs the directory at its end
     names = read_checkpoint(str(path / REST), "meta")["parts"] if is_zipfile(path / REST) else None
     try:
         for name in names or ():
-            with safe_open(path / name, "pt"):  # which compares the sizes
+            with safe_open(path / name, "pt"):  # compares the sizes
                 pass
     except (OSError, SafetensorError):
         return False
@@ -231,7 +231,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _iterations(path: Path) -> int:
-    """That a checkpoint was saved after."""
+    """Iterations after which a checkpoint was saved."""
     kind, number = CHECKPOINT.fullmatch(path.name).groups()
     return int(number) if kind == "iter" else read_checkpoint(str(path), "meta")["meta"]["iter"]
 
@@ -244,12 +244,12 @@ def _copy(path: Path, folder: Path) -> None:
 
 
 def find_checkpoint(checkpoint: str | Path, measured: bool = False) -> str:
-    """The path of a checkpoint; a CheckpointNotFoundError if there is no such file, or no whole one in the folder.
+    """The path of a checkpoint; a CheckpointNotFoundError if there is no such file, or no complete one in the folder.
 
     Args:
         checkpoint: A file, or a folder of `save_parts`; a work folder, for its latest checkpoint; or a URL or name of
             weights, returned unchanged.
-        measured: Refuse a folder whose last checkpoint is cut short. Otherwise the one before is taken, with a warning.
+        measured: Refuse a folder whose last checkpoint is truncated. Otherwise the one before is taken, with a warning.
     """
     checkpoint = os.path.expanduser(str(checkpoint))
     path = Path(checkpoint)

@@ -281,5 +281,4 @@ def _small(cfg: Config) -> Config | None:
 
 
 def loader_here(cfg: Mapping) -> DataLoader:
-    """A data loader in this process."""
     return Runner.build_dataloader(in_process(cfg), seed=0)

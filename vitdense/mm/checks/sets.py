@@ -173,7 +173,6 @@ class DataSet:
 
     @property
     def shown(self) -> tuple[str, Mapping[str, float]]:
-        """A title and the values of a histogram."""
         return f"{self.unit} of classes ({len(self.counts)})", self.counts
 
     def histogram(self) -> Iterator[str]:
@@ -411,7 +410,6 @@ def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_REA
 
 
 def _format(dataset: dict, kind: type | None) -> type[DataSet]:
-    """The class of a data set's format."""
     if kind is None:
         return DataSet
     xml = next((base for base in kind.__mro__ if base.__name__ == "XMLDataset"), None)

@@ -1,3 +1,3 @@
 """The commands, one file each."""
 
-import vitdense.mm.config  # noqa: F401  says what to install where mmengine is missing
+import vitdense.mm.config  # noqa: F401  its error says what to install if mmengine is missing

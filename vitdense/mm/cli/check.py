@@ -12,7 +12,6 @@ from vitdense.seams import call
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; its exit status: 0, or 2 if there are errors."""
     args = _parser().parse_args(argv)
 
     from vitdense.mm.checks.report import draw_batch, look

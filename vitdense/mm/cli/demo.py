@@ -10,7 +10,7 @@ RECIPE = "cascade_swin_nano_shapes"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the commands that a user would, each printed before it starts; the exit status of the first that fails."""
+    """Print and run the commands that a user would; returns the exit status of the first that fails."""
     description = f"Train {RECIPE} on drawn shapes, predict and evaluate: about ten minutes on two CPU cores."
     parser = argparse.ArgumentParser("vitdense demo", description=description)
     parser.add_argument("--work-dir", default=f"work_dirs/{RECIPE}", help="default: %(default)s")
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
         process = subprocess.Popen([sys.executable, "-m", "vitdense", *command])
         try:
             status = process.wait()
-        except KeyboardInterrupt:  # the command has it too, and says so
+        except KeyboardInterrupt:  # the command gets it too, and prints a line
             status = process.wait() or 130
         if status:
             return status

@@ -1,4 +1,4 @@
-"""Export of detectors (mmdet), or their maps, and of segmentors (mmseg)."""
+"""Export of detectors (mmdet), their maps, and segmentors (mmseg)."""
 
 import argparse
 import copy
@@ -30,29 +30,29 @@ from vitdense.mm.predictor import Predictor
 from vitdense.runtime import ENGINES
 from vitdense.seams import call
 
-EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width: to export with, and to compare at
-PHOTOS, HELD_BACK, CALIBRATION = 3, 20, 100  # of the test data to compare at, for int8; of the training data
+EXAMPLE, UNSEEN = (2, 320, 384), (1, 97, 131)  # batch, height, width of the example, and of images to compare on
+PHOTOS, HELD_BACK, CALIBRATION = 3, 20, 100  # photos to compare on, the same for int8, and to calibrate with
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What file is to be written.
+    """The file to write.
 
     Attributes:
         path: The file.
         to: One of `vitdense.mm.export.FORMATS`.
-        static: Image (h, w) in pixels, for one image of this size; all sizes and batches when None.
-        precision: ``float32``; ``float16``, of weights and maps; or ``int8``, see `vitdense.export.int8`.
-        maps: Of a detector of boxes, its maps instead of its objects.
-        images: Photos to compare a detector's objects on, or any program in int8 or of photos; some of the config's
-            test data when empty. For int8 they are others than those of the calibration.
+        static: Size (h, w) in pixels for one image of this size; None for all sizes and batches.
+        precision: ``float32``; ``float16`` for weights and maps; or ``int8``, see `vitdense.export.int8`.
+        maps: Export a detector's maps instead of its objects.
+        images: Photos to compare objects on, or any program in int8 or of photos; some of the config's test data when
+            empty. For int8 they must not be among the calibration photos.
         preprocessing: The program takes photos; see `vitdense.export.preprocessing.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
-        unchecked: Write it also where the model finds nothing to compare at.
-        int8_bound: Lost and new objects of int8, as a share of the model's; of a segmentor, pixels with another class.
+        unchecked: Write the file even if the model finds nothing to compare on.
+        int8_bound: Most lost and new objects in int8, as a share; for a segmentor, most pixels with another class.
 
     Raises:
-        ConfigError: onnx is not installed, or options do not go together.
+        ConfigError: onnx is not installed, or options contradict each other.
     """
 
     path: Path
@@ -79,7 +79,6 @@ class Wish:
 
     @classmethod
     def of(cls, args: argparse.Namespace, path: Path) -> "Wish":
-        """What the parsed arguments of ``vitdense export`` wish for, in a file."""
         precision = "int8" if args.int8 else "float16" if args.half else "float32"
         static = tuple(args.static) if args.static else None
         options = (args.images, args.with_preprocessing, args.calibrate, args.unchecked, args.int8_bound)
@@ -90,13 +89,12 @@ class Wish:
         return self.precision == "int8"
 
     def load(self, cfg: Config, checkpoint: str, classes: Sequence[str] | None = None) -> Predictor:
-        """The model; see `vitdense.mm.predictor.load_model`."""
         cfg = of_one_size(cfg, self.static) if self.static else cfg
         return Predictor(cfg, checkpoint, Inference(score_thr=0.0), classes)
 
 
 class Made(NamedTuple):
-    """What was exported, in float32."""
+    """The task to export, in float32, and its models."""
 
     wish: Wish
     task: Task
@@ -104,7 +102,7 @@ class Made(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        """Whether `vitdense.runtime` reads the file, and prepares images as the config does."""
+        """Whether `vitdense.runtime` can read the file and prepare images as the config does."""
         known = "resize" in self.parts[0].about and self.parts[0].predictor.reader.own_reader is None
         return self.wish.to == "onnx" and not self.wish.maps and known
 
@@ -116,26 +114,25 @@ def export(
     classes: Sequence[str] | None = None,
     args: argparse.Namespace | None = None,
 ) -> str:
-    """Export a detector or a segmentor, and compare the result with the model, from the photo to its objects.
+    """Export a detector or a segmentor, and compare the program with the model, from photos to objects.
 
     Args:
         cfg, checkpoint, classes: See `vitdense.mm.predictor.load_model`.
-        wish: What file is to be written.
+        wish: The file to write.
         args: The parsed arguments, for options of extensions.
 
     Returns:
-        What was written and compared.
+        What was written and compared, as text.
 
     Raises:
-        ConfigError: The model has no such program, there are no photos, the model finds nothing in them, or the result
-            differs from the model by more than `BOUNDS`: nothing is written. See also `load_model`.
+        ConfigError: Nothing is written, because the model has no such program, there are no photos, the model finds
+            nothing in them, or the program differs from the model by more than `BOUNDS`. See also `load_model`.
     """
     part = Part("", wish.load(cfg, checkpoint, classes), wish.maps, "", wish.precision)
     return write(Made(wish, part.task, [part]), args)
 
 
 def write(made: Made, args: argparse.Namespace | None = None) -> str:
-    """Write a program, and compare it with its models; see `export`."""
     wish, task, parts = made
     check(made)
     samples = _samples(made)
@@ -166,7 +163,7 @@ def write(made: Made, args: argparse.Namespace | None = None) -> str:
 
 
 def check(made: Made) -> None:
-    """Raise a ConfigError if a model has no program as it is wished for."""
+    """Raise a ConfigError if a model has no program of the wished kind."""
     wish = made.wish
     if wish.preprocessing and "resize" not in made.parts[0].about:
         raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
@@ -178,13 +175,12 @@ def check(made: Made) -> None:
 
 
 def _shape(made: Made, shape: Sequence[int]) -> tuple[int, ...]:
-    """[B, C, H, W] of images: of the size that is wished for, or as given, (B, H, W)."""
+    """The shape [B, C, H, W] of images: of the wished size, or of the given (B, H, W)."""
     channels = made.parts[0].predictor.model.cfg.model.backbone.get("in_channels", 3)
     return (1, channels, *made.wish.static) if made.wish.static else (shape[0], channels, *shape[1:])
 
 
 def _samples(made: Made) -> list[Sample]:
-    """Images to compare at: photos, or noise where only maps are compared."""
     wish, predictor, about = made.wish, made.parts[0].predictor, made.parts[0].about
     if not _needs_photos(made):
         return [of_noise(_shape(made, UNSEEN))]
@@ -231,7 +227,7 @@ def _save(program: ExportedProgram, path: Path, made: Made, outputs: Sequence[st
 
 
 def _compare(path: Path, made: Made, samples: Sequence[Sample]) -> tuple[list[str], Mapping]:
-    """What was compared in each runtime, and the outputs for an image. A ConfigError where something differs."""
+    """Compare in each runtime: lines of text, and the outputs for an image; a ConfigError if they differ."""
     wish, said = made.wish, []
     for name, run in _runs(path, wish.to).items():
         _say(f"comparing in {name}")
@@ -260,7 +256,7 @@ def _say(text: str) -> None:
 
 
 def _runs(path: Path, to: str) -> dict[str, Callable[[Tensor], Mapping]]:
-    """A file in each of these runtimes that is installed: an image to the outputs by name."""
+    """Name of an installed runtime -> function from an image to the outputs by name."""
     if to == "pt2":
         return {"torch": torch.export.load(path).module()}
     engines = {name: ENGINES[name](path) for name in ENGINES if find_spec(name)}

@@ -1,7 +1,7 @@
 """`vitdense new`: write a config for your own data.
 
-It reads classes and image sizes from the data, and starts from a recipe in configs/. The file is short, and everything
-in it can be written by hand.
+It reads classes and image sizes from the data, and starts from a recipe in configs/. The file is short and could be
+written by hand.
 """
 
 import argparse
@@ -16,11 +16,10 @@ from vitdense.mm.config.recipes import EPOCHS, FINETUNE, ITERS, SEGMENTORS, SMAL
 from vitdense.mm.errors import ConfigError
 from vitdense.seams import ask, call
 
-MIN_MEMORY = 8e9  # bytes of a GPU, with which a detector is a cascade
+MIN_MEMORY = 8e9  # least bytes of a GPU for a cascade
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; its exit status: 0, or 2 if the check finds errors."""
     args = _parser().parse_args(argv)
 
     from vitdense.mm.checks.report import report
@@ -45,7 +44,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _write(out: Path, text: str, annotations: Mapping[Path, Mapping]) -> None:
-    """Write a config, and annotation files before it, in UTF-8, as mmengine reads it."""
     for path, content in (*((path, json.dumps(one)) for path, one in annotations.items()), (out, text)):
         with atomic_write(path) as scratch:
             scratch.write_text(content, encoding="utf-8")
@@ -102,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def set_method(args: argparse.Namespace) -> None:
-    """Set the method of a detector, and whether it trains on boxes alone: as given, or as the machine can train."""
+    """Set a detector's method and whether it trains on boxes only: as given, or by the memory of the machine."""
     if not args.method and not args.base:
         args.method = "cascade" if args.backbone or _gpu_memory() >= MIN_MEMORY else "rfdetr"
         if args.method == "rfdetr":
@@ -125,7 +123,6 @@ def set_method(args: argparse.Namespace) -> None:
 
 
 def _gpu_memory() -> int:
-    """In bytes; 0 where there is no GPU."""
     import torch
 
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0

@@ -38,18 +38,18 @@ RESULTS, TRAINING = "predictions.json", "annotations.json"
 class PredictionError(ConfigError):
     """Some images failed; the predictions of the others are written."""
 
-    status = 1  # of the process
+    status = 1  # exit status
 
 
 @dataclass(eq=False)
 class Task:
-    """What is written of images. Subclasses define `add`, for an image file, and `save`, of what is done.
+    """Writes predictions. Subclasses define `add`, for an image file, and `save`, for the predictions so far.
 
     Args:
         model: The model.
         out_dir: Output folder.
-        images: All images, also those of other processes.
-        root: Folder of the images, whose predictions become a training set without pictures; None: no such set.
+        images: All images, including the ones of other processes.
+        root: Folder of the images, to write a training set instead of pictures; None to write pictures.
         as_dataset, as_indices: See `predict`.
     """
 
@@ -62,26 +62,25 @@ class Task:
 
     def __post_init__(self) -> None:
         self.label_maps = label_map_names(self.images, self.root)
-        self.found: dict[Path, Any] = {}  # of every image, what the JSON file has
+        self.found: dict[Path, Any] = {}  # image -> its entry in the JSON file
         self.out_file = self.out_dir / (RESULTS if self.root is None else TRAINING)
-        # Processes that share the images have files of their own until the end.
+        # Processes that share the images write their own files until the end.
         self.part = self.out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
 
     def draw(self, image: Path, result: Result) -> None:
-        """Write the picture of an image."""
         if self.root is None:
             result.save(self.out_dir / image.name)
 
     def write_label_map(self, image: Path, pixels: np.ndarray) -> str:
-        """Write what belongs to the pixels of an image under ``labels/``, and return the name of the file."""
+        """Write a label map or ids of an image under ``labels/``; returns the name of the file."""
         write_picture(self.out_dir / "labels" / self.label_maps[image], Image.fromarray(pixels))
         return self.label_maps[image]
 
     def save(self) -> None:
-        """Write what is done and not written yet."""
+        """Write the predictions so far."""
 
     def finish(self) -> Path:
-        """Write the file of all processes, in the order of the images, in place of their own; its path."""
+        """Join the files of all processes in the order of the images; returns the path."""
         of_all = zip_longest(*all_gather_object([*self.found.items()]))
         self.found = dict(one for row in of_all for one in row if one is not None)
         if is_distributed():
@@ -93,7 +92,7 @@ class Task:
 
 
 class Detection(Task):
-    """Per image, a picture with boxes, masks and scores; one COCO-format JSON file."""
+    """Writes a picture per image, with boxes, masks and scores, and one COCO-format JSON file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +101,6 @@ class Detection(Task):
         )
 
     def add(self, image: Path) -> None:
-        """Predict on an image file, and write its picture."""
         pixels = self.model.reader.pixels(image)
         (sample,) = self.model.samples([image], [pixels], self.model.score_thr)
         result = self.model.result(sample, pixels, self.model.score_thr)
@@ -112,12 +110,10 @@ class Detection(Task):
         self.draw(image, result)
 
     def save(self) -> None:
-        """Write the detections so far."""
         self.predictions.found = {image: found for image, (*_, found) in self.found.items()}
         self.predictions.write(self.part, self.as_dataset or self.root is not None)
 
     def finish(self) -> Path:
-        """As of all tasks; and log how many detections count."""
         super().finish()
         if is_main_process() and self.root is None:
             self.predictions.report_new_images()
@@ -137,8 +133,8 @@ class Detection(Task):
 
 
 class Panoptic(Task):
-    """Per image, a picture with its segments and a legend, and COCO's PNG of their ids under ``labels/``; one JSON file
-    in COCO's panoptic format."""
+    """Writes a picture per image, with segments and a legend, COCO's PNG of ids under ``labels/``, and one JSON file in
+    COCO's panoptic format."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -147,7 +143,6 @@ class Panoptic(Task):
         ).category_ids
 
     def add(self, image: Path) -> None:
-        """Predict on an image file, and write its picture and ids."""
         result = self.model(image)
         self.draw(image, result)
         name = self.write_label_map(image, colours_of_ids(result.panoptic))
@@ -158,7 +153,6 @@ class Panoptic(Task):
         self.found[image] = {"image": image.name, "file_name": name, "segments_info": segments}
 
     def save(self) -> None:
-        """Write the segments so far."""
         things = self.model.model.panoptic_fusion_head.num_things_classes
         named = enumerate(zip(self.ids, self.model.names))
         categories = [{"id": i, "name": name, "isthing": int(label < things)} for label, (i, name) in named]
@@ -168,7 +162,7 @@ class Panoptic(Task):
 
 
 class Segmentation(Task):
-    """Per image, a picture with its classes and a legend, and a label map under ``labels/``."""
+    """Writes a picture per image, with classes and a legend, and a label map under ``labels/``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,14 +171,12 @@ class Segmentation(Task):
         self.values = np.array([i if self.as_indices else self.raw[name] for i, name in enumerate(names)])
 
     def add(self, image: Path) -> None:
-        """Predict on an image file, and write its picture and label map."""
         result = self.model(image)
         self.draw(image, result)
         dtype = np.uint8 if self.values.max() < 256 else np.uint16
         self.write_label_map(image, self.values[result.semantic].astype(dtype))
 
     def finish(self) -> Path:
-        """The output folder."""
         if self.root is not None:
             classes = self.out_dir / "classes.txt"
             with atomic_write(classes) as scratch:
@@ -198,8 +190,10 @@ class Segmentation(Task):
 
 
 def raw_values(classes: Sequence[str], kind: type, dataset: Mapping) -> dict[str, int]:
-    """The value of every class in the label maps of a segmentation data set, by its class and config: from 0, or from 1
-    with ``reduce_zero_label``. They are the `classes` of the model where the data set does not name all of these."""
+    """Class -> value in the label maps of a data set: from 0, or from 1 with ``reduce_zero_label``.
+
+    If the data set does not name all `classes` of the model, these are numbered instead.
+    """
     names = dataset.get("values") or kind.METAINFO.get("classes", ())
     default = inspect.signature(kind).parameters.get("reduce_zero_label")
     reduced = dataset.get("reduce_zero_label", default is not None and default.default)
@@ -228,13 +222,13 @@ def predict(
             A segmentor also writes ``labels/<stem>.png`` per image, with the values of the data set's own label maps,
             uint8 (uint16 above 255); see `raw_values` and `label_map_names`. A panoptic model writes ids there, and
             segments in the JSON file; see `Panoptic`.
-        inference: How the model predicts. Its `score_thr` holds for pictures and for the JSON file; AP needs 0.
-        as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it has the names of
-            images and categories too, and its ``annotations`` have scores.
-        as_indices: Label maps have the indices of the classes instead, from 0.
-        as_training: Write what `vitdense new` takes, and no pictures. A detector: ``annotations.json``, a COCO data set
-            with image ids of its own, of detections from `score_thr` on. A segmentor: ``labels/``, label maps in the
-            folders of the images, and ``classes.txt``, the names of their values. Images are named by their place in
+        inference: Options of prediction. `score_thr` applies to pictures and to the JSON file; AP needs 0.
+        as_dataset: ``predictions.json`` is a COCO data set instead, for ``pycocotools.coco.COCO``: it also has images
+            and categories, and its ``annotations`` have scores.
+        as_indices: Label maps have class indices from 0 instead.
+        as_training: Write data for `vitdense new`, and no pictures. A detector writes ``annotations.json``, a COCO data
+            set with new image ids, of detections with at least `score_thr`. A segmentor writes ``labels/``, label maps
+            in the folders of the images, and ``classes.txt``, the names of their values. Images are named relative to
             their common folder.
         classes: See `Predictor`.
 
@@ -243,7 +237,7 @@ def predict(
 
     Raises:
         ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`.
-        PredictionError: After the other images are done: some cannot be read or predicted.
+        PredictionError: Some images cannot be read or predicted; raised after all others are done.
     """
     found = list_images(images)
     kind, root = checked(cfg, found, out_dir, as_training)
@@ -252,7 +246,7 @@ def predict(
 
 
 def checked(cfg: Config, images: Sequence[Path], out_dir: Path, as_training: bool) -> tuple[type[Task], Path | None]:
-    """What is written of the model of a config, and the folder of the images of a training set; see `predict`."""
+    """The task for a config's model, and the common folder of the images for a training set; see `predict`."""
     is_panoptic = "panoptic_head" in cfg.model and cfg.model.test_cfg.get("panoptic_on", True)
     kind = Panoptic if is_panoptic else Segmentation if cfg.get("default_scope") == "mmseg" else Detection
     if as_training and is_panoptic:
@@ -263,7 +257,7 @@ def checked(cfg: Config, images: Sequence[Path], out_dir: Path, as_training: boo
 
 
 def run(task: Task, images: Sequence[Path]) -> Any:
-    """Do a task with all images, or those of this process; what its `finish` returns. See `predict`."""
+    """Do a task with the images of this process; returns the result of its `finish`. See `predict`."""
     images = images[get_rank() :: get_world_size()]
     failed, next_save = [], 10
     try:
@@ -273,7 +267,7 @@ def run(task: Task, images: Sequence[Path]) -> Any:
             except Exception as error:  # one image, or the disk for its picture; models and decoders can raise anything
                 reason = next(iter(str(error).strip().splitlines()), "")
                 failed.append(f"{image} ({type(error).__name__}: {reason.removeprefix(f'image {image} ')})")
-            if i == next_save:  # the work of writing again stays in proportion
+            if i == next_save:  # growing steps, as every save writes all again
                 task.save()
                 next_save = i * 5 // 4
     except KeyboardInterrupt:
@@ -288,8 +282,9 @@ def run(task: Task, images: Sequence[Path]) -> Any:
 
 
 def list_images(paths: Sequence[str | Path]) -> list[Path]:
-    """Image files. Folders are replaced by the image files in them, sorted; sub-folders are not searched, which is
-    logged. Patterns such as ``photos/**/*.jpg`` are replaced by the image files that match, sorted.
+    """List image files. Folders and patterns such as ``photos/**/*.jpg`` are replaced by their image files, sorted.
+
+    Sub-folders are not searched, which is logged.
 
     Raises:
         ConfigError: A path does not exist, or is a video, or a folder or pattern has no image.
@@ -323,9 +318,10 @@ def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
 
 
 def label_map_names(images: Sequence[Path], root: Path | None) -> dict[Path, str]:
-    """Names of the files of label maps: the stem of the image and ``.png``; for images of one stem, their whole names
-    and ``.png``. Of a training set, paths in `root`, the folder of the images, by the stem: so `vitdense new` finds
-    them."""
+    """Image -> file name of its label map: the stem and ``.png``, or the whole name and ``.png`` for equal stems.
+
+    For a training set, the name is the path relative to `root`, the folder of the images, as `vitdense new` expects.
+    """
     if root is not None:
         return {image: str(Path(os.path.relpath(image, root)).with_suffix(".png")) for image in images}
     stems = Counter(image.stem for image in images)
@@ -333,7 +329,7 @@ def label_map_names(images: Sequence[Path], root: Path | None) -> dict[Path, str
 
 
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool, root: Path | None) -> None:
-    """No output may overwrite an image or another output."""
+    """Raise a ConfigError if an output would overwrite an image or another output."""
     if (results := out_dir / RESULTS).is_dir():
         raise ConfigError(f"--out-dir: {results} is a folder, expected a file or nothing")
     if with_label_maps and root is not None and out_dir.resolve().is_relative_to(root.resolve()):

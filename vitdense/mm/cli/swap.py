@@ -15,7 +15,6 @@ from vitdense.mm.config.arguments import Parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command; its exit status."""
     args = _parser().parse_args(argv)
 
     from vitdense.mm.config.files import find_config

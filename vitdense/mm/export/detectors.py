@@ -1,6 +1,6 @@
 """From the maps of mmdet's detectors to a fixed number of objects.
 
-The steps of `predict` whose shapes depend on what an image shows are made again here, for a batch at once; all others
+Steps of `predict` whose shapes depend on the content of an image are reimplemented here, for a whole batch; all others
 are mmdet's own. B images, N objects, K RoIs (image, x1, y1, x2, y2) in pixels of the input.
 """
 
@@ -23,12 +23,12 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 
-# Pairs of a box and a class that enter the last suppression, of an image; mmdet takes all above `score_thr`.
+# Pairs of a box and a class per image that enter the last NMS; mmdet takes all above `score_thr`.
 CANDIDATES = 2000
 
 
 def fix(model: nn.Module) -> None:
-    """Replace modules of mm whose shapes depend on values of tensors; those that were replaced before stay."""
+    """Replace modules of mm whose shapes depend on values of tensors. May be called twice."""
     for module in list(model.modules()):
         for name, child in module.named_children():
             for kind, fixed in FIXED.items():
@@ -37,23 +37,21 @@ def fix(model: nn.Module) -> None:
 
 
 def pad_as(model: nn.Module, image: Tensor) -> Tensor:
-    """An image ``[B, 3, h, w]`` as a detector's `data_preprocessor` pads it."""
     return pad(image, model.data_preprocessor.pad_size_divisor, float(model.data_preprocessor.pad_value))
 
 
 def pad(image: Tensor, divisor: int, value: float) -> Tensor:
-    """An image ``[B, 3, h, w]`` whose sides become multiples of the divisor, at the bottom and on the right."""
+    """Pad an image ``[B, 3, h, w]`` right and bottom to sides that are multiples of the divisor."""
     bottom, right = ((side + divisor - 1) // divisor * divisor - side for side in image.shape[2:])
     return F.pad(image, (0, right, 0, bottom), value=value)
 
 
-Objects = tuple[Found | FoundKeypoints, Tensor | None]  # and their masks
+Objects = tuple[Found | FoundKeypoints, Tensor | None]  # objects and their masks
 Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], Objects]
 
 
 def finder(model: nn.Module) -> Finder:
-    """How the objects of a model are found: (model, its maps, size of the image) to them and their masks. A head whose
-    prediction this does not know is a ConfigError."""
+    """A function from (model, maps, size of the image) to objects and masks; a ConfigError for an unknown head."""
     if type(model) is DINO and model.bbox_head.loss_cls.use_sigmoid and model.data_preprocessor.pad_size_divisor == 1:
         return of_dino
     roi_head, dense = getattr(model, "roi_head", None), getattr(model, "bbox_head", None)
@@ -82,8 +80,7 @@ def finder(model: nn.Module) -> Finder:
 
 
 def _threshold(nms: dict) -> float:
-    """The overlap of a config ``nms=dict(type="nms", iou_threshold=...)``. Another kind, which depends on the order of
-    its steps, is a ConfigError."""
+    """The IoU of a config ``nms=dict(type="nms", iou_threshold=...)``; a ConfigError for another type."""
     kind = nms.get("type", "nms")
     if kind != "nms":
         raise ConfigError(
@@ -94,7 +91,7 @@ def _threshold(nms: dict) -> float:
 
 
 def _of_dense(head: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> Found:
-    """Objects of a dense head, or proposals of an RPN, whose levels are suppressed one by one."""
+    """Objects of a dense head; or proposals of an RPN, with NMS per level."""
     cfg, is_rpn = head.test_cfg, isinstance(head, RPNHead)
     scores, deltas, *factors = head(maps)
     sizes = [tuple(level.shape[2:]) for level in scores]
@@ -124,23 +121,22 @@ def _of_dense(head: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
 
 
 def _rows(x: Tensor, width: int) -> Tensor:
-    """``[B, anchors * width, h, w]`` as ``[B, h * w * anchors, width]``, float32."""
+    """``[B, anchors * width, h, w]`` to ``[B, h * w * anchors, width]``, float32."""
     return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, width).float()
 
 
 def _decode(coder: nn.Module, priors: Tensor, deltas: Tensor, size: tuple[int, int]) -> Tensor:
-    """Boxes ``[B, n, 4]`` inside of an image from priors ``[B * n, 4 or 2]`` and deltas ``[B, n, 4]``."""
+    """Boxes ``[B, n, 4]``, clipped to the image, from priors ``[B * n, 4 or 2]`` and deltas ``[B, n, 4]``."""
     return coder.decode(priors, deltas.flatten(0, 1), max_shape=size).unflatten(0, deltas.shape[:2])
 
 
 def _rois(boxes: Tensor) -> Tensor:
-    """``[B, N, 4]`` as RoIs ``[B * N, 5]``."""
     image = torch.arange(boxes.shape[0], device=boxes.device, dtype=boxes.dtype)  # [B]
     return torch.cat([image[:, None, None].expand(-1, boxes.shape[1], 1), boxes], -1).flatten(0, 1)
 
 
 def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, Tensor | None]:
-    """Objects of a two-stage detector. For mmdet's own steps the batch is one image: RoIs know theirs."""
+    """Objects of a two-stage detector. mmdet's own steps see the batch as one image; RoIs have the image index."""
     head, meta = model.roi_head, {"img_shape": size}
     proposals = _of_dense(model.rpn_head, maps, size)
     batch, count = proposals.scores.shape
@@ -169,7 +165,7 @@ def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
 
 
 def _masks(head: nn.Module, maps: Sequence[Tensor], found: Found, options: dict) -> Tensor:
-    """Probabilities inside of the boxes, ``[B, N, 28, 28]``: the mean over the stages."""
+    """Mask probabilities within boxes, ``[B, N, 28, 28]``, the mean over stages."""
     rois = _rois(found.boxes)
     if not isinstance(head.mask_head, nn.ModuleList):
         stages = [head._mask_forward(maps, rois)["mask_preds"]]
@@ -185,7 +181,7 @@ def _masks(head: nn.Module, maps: Sequence[Tensor], found: Found, options: dict)
 
 
 def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
-    """Objects of Sparse R-CNN (Sun et al., CVPR 2021), whose queries need no suppression."""
+    """Objects of Sparse R-CNN (Sun et al., CVPR 2021), without NMS."""
     head, queries, batch = model.roi_head, model.rpn_head, maps[0].shape[0]
     boxes = corners(queries.init_proposal_bboxes.weight, size).expand(batch, -1, -1)  # [B, N, 4]
     features = queries.init_proposal_features.weight.expand(batch, -1, -1)  # [B, N, C]
@@ -197,7 +193,7 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     classes, number = scores.shape[2], head.test_cfg.max_per_img
     scores, pair = best(scores.flatten(1), number)  # [B, max_per_img]
     boxes = take(boxes, pair // classes)
-    is_box = (boxes[..., 2:] >= boxes[..., :2]).all(-1)  # `guard_model` leaves the others out, of the best too
+    is_box = (boxes[..., 2:] >= boxes[..., :2]).all(-1)  # `guard_model` drops the others after the selection
     scores, index = best(torch.where(is_box, scores, -1.0), number)
     return pack(take(boxes, index), scores, take(pair, index) % classes), None
 
@@ -205,7 +201,7 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
 def _of_rfdetr(
     model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]
 ) -> tuple[Found | FoundKeypoints, Tensor | None]:
-    """Objects of RF-DETR, whose queries need no suppression, and logits of their masks ``[B, N, h, w]``."""
+    """Objects of RF-DETR, without NMS, and their mask logits ``[B, N, h, w]``."""
     head = model.bbox_head
     (layer,) = head(maps)
     scores, labels, queries = head.best(layer)  # [B, N] each
@@ -220,9 +216,9 @@ def _of_rfdetr(
 
 
 class FixedRoIExtractor(nn.Module):
-    """mmdet's `SingleRoIExtractor`, with RoIAlign by the mean, without shapes that depend on the boxes.
+    """mmdet's `SingleRoIExtractor` with average RoIAlign, without shapes that depend on the boxes.
 
-    Every level sees all RoIs; RoIs of other levels have no area there, hence no samples, and cost next to nothing.
+    Every level sees all RoIs. RoIs of other levels get no area, so no samples, and cost next to nothing.
     """
 
     def __init__(self, extractor: SingleRoIExtractor) -> None:
@@ -235,12 +231,12 @@ class FixedRoIExtractor(nn.Module):
 
     def forward(self, maps: Sequence[Tensor], rois: Tensor) -> Tensor:
         """Maps and RoIs [K, 5] to features ``[K, C, p, q]``."""
-        rois = rois.float()  # in half precision places would be whole pixels
+        rois = rois.float()  # half precision would round to whole pixels
         level_of = self.map_roi_levels(rois, len(maps))[:, None]  # [K, 1]
         total = None
         for level, (layer, x) in enumerate(zip(self.layers, maps)):
             here = level_of == level
-            if layer.aligned and not layer.sampling_ratio:  # without area there are no samples: 0, in OpenVINO NaN
+            if layer.aligned and not layer.sampling_ratio:  # a RoI without area has no samples: 0, but NaN in OpenVINO
                 edges = rois[:, 1:] * layer.spatial_scale - 0.5  # [K, 4], where a tiny side may be rounded away
                 here = here & (edges[:, 2:] > edges[:, :2]).all(1, keepdim=True)  # [K, 1]
             own = torch.cat([rois[:, :1], torch.where(here, rois[:, 1:], 0.0)], 1)  # [K, 5]

@@ -1,4 +1,4 @@
-"""Between photos and programs: what a program says of itself, and the images on which it is compared or calibrated."""
+"""The metadata of programs, and the images on which they are compared or calibrated."""
 
 import copy
 import json
@@ -19,11 +19,11 @@ from vitdense.mm.predictor import Predictor
 from vitdense.mm.registry import DATASETS
 from vitdense.runtime import fitted, normalised
 
-MOVES = ("Resize", "Crop", "Pad", "Flip", "Rotate")  # in names of steps of a pipeline that move pixels
+MOVES = ("Resize", "Crop", "Pad", "Flip", "Rotate")  # parts of names of pipeline steps that move pixels
 
 
 def of_one_size(cfg: Config, size: tuple[int, int]) -> Config:
-    """A config whose test pipeline resizes images to one size (h, w), and moves no pixel otherwise."""
+    """A config whose test pipeline resizes images to one size (h, w), and has no other step that moves pixels."""
     cfg = copy.deepcopy(cfg)
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         reader, *steps = (step for step in dataset.pipeline if not _moves(step))
@@ -36,9 +36,11 @@ def _moves(step: Mapping) -> bool:
 
 
 def describe(predictor: Predictor) -> dict[str, str]:
-    """What the program expects of an image, and what `vitdense.runtime` makes of its outputs, as JSON by key: `mean`,
-    `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (of masks, in pixels of the padded image; null for
-    masks of boxes), `threshold`, `queries`, and `operating_point` if there is one."""
+    """The metadata that `vitdense.runtime` needs to prepare images and read outputs, key -> JSON.
+
+    Keys are `mean`, `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (stride of masks in pixels of the
+    padded image; null for masks within boxes), `threshold`, `queries`, and `operating_point` if there is one.
+    """
     cfg, model = predictor.model.cfg, predictor.model
     preprocessor = cfg.model.data_preprocessor
     described = {
@@ -48,7 +50,7 @@ def describe(predictor: Predictor) -> dict[str, str]:
         "classes": predictor.names,
         "mask_thr": cfg.model.get("test_cfg", {}).get("rcnn", {}).get("mask_thr_binary", 0.5),
         "mask_stride": None,
-        "threshold": getattr(getattr(model, "decode_head", None), "threshold", None),  # of a single class
+        "threshold": getattr(getattr(model, "decode_head", None), "threshold", None),  # for a single class
         "queries": _describe_queries(model) if isinstance(model, MaskFormer) else None,
     }
     if predictor.operating_point:
@@ -61,12 +63,12 @@ def describe(predictor: Predictor) -> dict[str, str]:
         case [{"type": "Resize" | "mmdet.Resize" | "mmseg.Resize", "scale": [int(), int()] as scale, **rest}]:
             described["resize"] = {"scale": scale, "keep_ratio": rest.get("keep_ratio", False)}
         case _:
-            pass  # the file says nothing of other steps, and `vitdense.runtime` refuses it
+            pass  # other steps are not in the file, and `vitdense.runtime` refuses it
     return {key: json.dumps(value) for key, value in described.items()}
 
 
 def _describe_queries(model: nn.Module) -> dict:
-    """What mmdet's `MaskFormerFusionHead` makes of queries, with its defaults."""
+    """Options of mmdet's `MaskFormerFusionHead`, with its defaults."""
     cfg = model.panoptic_fusion_head.test_cfg
     panoptic = {
         "score": cfg.get("object_mask_thr", 0.8),
@@ -82,16 +84,16 @@ def _describe_queries(model: nn.Module) -> dict:
 
 
 class Sample(NamedTuple):
-    """An image to compare at."""
+    """An image to compare on."""
 
-    given: Tensor  # that the file takes: [1, 3, h, w], normalised and not padded, or a photo, [1, H, W, 3] uint8
-    image: Tensor  # that the model takes, [1, 3, h, w]: after the test pipeline of the config
-    size: tuple[int, int]  # (H, W) in whose pixels objects are: of the photo
+    given: Tensor  # input of the file: [1, 3, h, w], normalised and not padded; or a photo, [1, H, W, 3] uint8
+    image: Tensor  # input of the model, [1, 3, h, w], from the config's test pipeline
+    size: tuple[int, int]  # (H, W) of the photo, in whose pixels objects are
 
 
 def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, preprocessing: bool) -> Iterator[Sample]:
-    """Image files, which the model gets from the test pipeline, and the program, described by `about`, from
-    `vitdense.runtime`; with `preprocessing` it takes photos."""
+    """Samples of image files. The model's input is from the test pipeline; the program's, described by `about`, from
+    `vitdense.runtime`, or a photo with `preprocessing`."""
     for path in paths:
         pixels = predictor.reader.pixels(path)
         data = predictor.reader.inputs(path, pixels)
@@ -108,13 +110,12 @@ def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, prepro
 
 
 def of_noise(shape: Sequence[int]) -> Sample:
-    """Images ``[B, C, h, w]`` of noise."""
     image = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     return Sample(image, image, tuple(shape[2:]))
 
 
 def paths_of(dataset: Mapping, given: Sequence[str], number: int) -> Sequence[str]:
-    """The files given, or this many of a data set; a ConfigError if that cannot be read."""
+    """The given files, or `number` files of a data set; a ConfigError if it cannot be read."""
     if given:
         return given
     try:

@@ -1,4 +1,4 @@
-"""Models as programs: a class for each kind, with its outputs, and what is wanted of them."""
+"""Models as programs: a class for each kind, with its outputs and the results to compare with."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,26 +25,26 @@ from vitdense.runtime import BOUNDS, SCORE, Output, compare_results, read
 
 
 class Task(nn.Module):
-    """A model, in eval mode, as a module from images ``[B, C, H, W]``, normalised, to outputs by name.
+    """A model, in eval mode, as a module from normalised images ``[B, C, H, W]`` to outputs by name.
 
-    What is wanted of it comes first; then `detectors.fix` replaces modules of the model, and the task is exported.
+    First `wanted` runs the original model; then `detectors.fix` replaces modules of it, and the task is exported.
     """
 
-    any_size = True  # torch exports it for all sizes and batches
-    finds = False  # its outputs are objects, or classes of pixels, by which it is compared on photos
-    needs_photos = False  # it is compared on photos; otherwise on noise
+    any_size = True  # torch can export it for all sizes and batches
+    finds = False  # outputs are objects or pixel classes, which are compared on photos
+    needs_photos = False  # must be compared on photos, not on noise
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def wanted(self, sample: Sample) -> Mapping[str, Tensor] | Output:
-        """What the model itself makes of an image."""
+        """The original model's outputs or results for an image."""
         return self(sample.image)
 
 
 class DetectorMaps(Task):
-    """The maps of a detector's neck, and what the RPN or a dense head predicts on them; boxes are not decoded."""
+    """The maps of a detector's neck, and raw outputs of the RPN or a dense head; boxes are not decoded."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -61,13 +61,14 @@ class DetectorMaps(Task):
 
 
 class Detector(Task):
-    """``boxes`` ``[B, N, 4]`` (x1, y1, x2, y2) in pixels of the input, ``scores`` ``[B, N]``, best first, and
-    ``labels`` ``[B, N]``; of a detector with masks also ``masks`` ``[B, N, 28, 28]``, the probabilities inside of each
-    box, of RF-DETR ``[B, N, h, w]``, logits of the whole image; with keypoints ``keypoints`` ``[B, N, K, 3]``, x and y
-    in pixels of the input, and a score.
+    """The objects of a detector, best first.
 
-    N is `max_per_img` of the config. Places without an object have score 0 and label -1. Boxes are float32. DINO has a
-    forward pass only after `detectors.fix`; a detector without a `detectors.finder` is a ConfigError.
+    Outputs are ``boxes`` ``[B, N, 4]`` (x1, y1, x2, y2) in pixels of the input, ``scores`` and ``labels`` ``[B, N]``.
+    ``masks`` are ``[B, N, 28, 28]``, probabilities within each box; for RF-DETR ``[B, N, h, w]``, logits of the image.
+    ``keypoints`` are ``[B, N, K, 3]``, x and y in pixels of the input, and a score.
+
+    N is `max_per_img` of the config. Empty places have score 0 and label -1. Boxes are float32. DINO runs only after
+    `detectors.fix`; a detector without a `detectors.finder` is a ConfigError.
     """
 
     finds = True
@@ -76,7 +77,7 @@ class Detector(Task):
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.find = finder(model)
-        self.any_size = not isinstance(model, SparseRCNN)  # whose layers of its own torch exports for one batch
+        self.any_size = not isinstance(model, SparseRCNN)  # torch exports its layers for one batch size only
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         maps = self.model.extract_feat(pad_as(self.model, image))
@@ -89,8 +90,10 @@ class Detector(Task):
 
 
 def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None) -> InstanceData:
-    """What a detector itself finds in an image, normalised, not padded, ``[1, 3, h, w]``, in the pixels of a photo of
-    this size, by default the image's."""
+    """The objects that the original detector finds in a normalised, unpadded image ``[1, 3, h, w]``.
+
+    Boxes are in pixels of a photo of this size, by default the image's.
+    """
     (h, w), padded = image.shape[2:], pad_as(model, image)
     size = size or (h, w)
     shapes = {"img_shape": (h, w), "ori_shape": size, "batch_input_shape": tuple(padded.shape[2:])}
@@ -99,8 +102,8 @@ def predict(model: nn.Module, image: Tensor, size: tuple[int, int] | None = None
 
 
 class Segmentor(Task):
-    """``logits`` ``[B, classes, H, W]`` of an encoder-decoder of mmseg; of queries (EoMT, PMT, Mask2Former) the sums of
-    their masks, weighted by their classes."""
+    """``logits`` ``[B, classes, H, W]`` of mmseg's encoder-decoder; with queries (EoMT, PMT, Mask2Former) the sums of
+    masks weighted by classes."""
 
     finds = True
 
@@ -128,9 +131,10 @@ class Segmentor(Task):
 
 
 class MaskTransformer(Task):
-    """What a Mask2Former, an EoMT or a PMT predicts: logits of classes ``[B, Q, classes + 1]`` and of masks
-    ``[B, Q, h, w]``, which cover the image, padded to the config's `pad_size_divisor`. `vitdense.runtime.Program` goes
-    on."""
+    """Logits of classes ``[B, Q, classes + 1]`` and masks ``[B, Q, h, w]`` of a Mask2Former, EoMT or PMT.
+
+    Masks cover the image padded to the config's `pad_size_divisor`. `vitdense.runtime.Program` computes the results.
+    """
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         classes, masks = self.model.panoptic_head(self.model.extract_feat(pad_as(self.model, image)), None)
@@ -138,7 +142,7 @@ class MaskTransformer(Task):
 
 
 def task_of(model: nn.Module, maps: bool = False) -> Task:
-    """The task of a model of mmdet or mmseg in eval mode; of a detector of boxes its `maps`, if they are asked for."""
+    """The task of a model of mmdet or mmseg in eval mode; with `maps` a detector's maps."""
     kind = Segmentor if hasattr(model, "decode_head") else MaskTransformer if isinstance(model, MaskFormer) else None
     if maps and kind:
         raise ConfigError(f"--maps: got {type(model).__name__}, expected a detector of boxes; leave --maps out")
@@ -146,14 +150,15 @@ def task_of(model: nn.Module, maps: bool = False) -> Task:
 
 
 class Part:
-    """One of the models of a program, as its `task`; `about` and `metadata` are what the file says of it.
+    """One model of a program, with its `task`, and its metadata in the file, `about` and `metadata`.
 
     Args:
-        name: Before the names of its outputs, with a slash; empty where it is alone.
+        name: Prefix of its outputs, before a slash; empty for a single model.
         predictor: The model.
         maps: See `task_of`.
-        scope: Of its modules in the program of all; empty where it is alone.
-        precision: Of the program, see `BOUNDS`. Objects of int8 are compared from the operating point on, or `SCORE`.
+        scope: Prefix of its modules in the program; empty for a single model.
+        precision: Precision of the program, see `BOUNDS`. int8 is compared on objects with the scores of the operating
+            point, or `SCORE`.
     """
 
     def __init__(self, name: str, predictor: Predictor, maps: bool, scope: str, precision: str) -> None:
@@ -170,7 +175,7 @@ class Part:
             self.bounds = replace(self.bounds, score=np.min(self.score_thr))
 
     def want(self, samples: Sequence[Sample], by_results: bool) -> None:
-        """Ask the model what it makes of images; `by_results`: objects or classes, where it finds such, not outputs."""
+        """Run the model on images; `by_results`: keep objects or classes, if it finds such, instead of outputs."""
         self.by_results = by_results and self.task.finds
         wanted = [self.task.wanted(sample) for sample in samples]
         if self.by_results:
@@ -178,25 +183,27 @@ class Part:
                 out if isinstance(out, Output) else self.read(out, sample) for out, sample in zip(wanted, samples)
             ]
             wanted = [above(out, self.score_thr) for out in wanted] if self.int8 else wanted
-        # Whether it found something to compare at.
+        # Whether it found something to compare on.
         self.wanted, self.compares = wanted, not self.by_results or can_compare(wanted, self.bounds)
 
     def own(self, outputs: Mapping) -> dict:
-        """The outputs of a program that are this model's, by their own names."""
+        """This model's outputs of a program, by name without the prefix."""
         return {key.removeprefix(self.start): out for key, out in outputs.items() if key.startswith(self.start)}
 
     def found(self, outputs: Mapping, sample: Sample) -> Output:
         return self.read(self.own(outputs), sample, self.score_thr)
 
     def read(self, outputs: Mapping, sample: Sample, score_thr: float | Sequence[float] = 0.0) -> Output:
-        """Outputs of the model for an image, as what was found in it; `found` takes outputs of the program."""
+        """The result for an image, from outputs of the model; `found` takes outputs of the program."""
         arrays = {name: np.asarray(out[0]) for name, out in outputs.items()}
         of_photo = sample.given.dtype == torch.uint8
         return read(arrays, self.about, sample.image.shape[2:], sample.size, score_thr, of_photo)
 
     def compare(self, got: Sequence[Mapping], samples: Sequence[Sample], int8_bound: float) -> tuple[bool, str]:
-        """Whether outputs of the program are those that are wanted, and how far they are from them; `int8_bound`: see
-        `vitdense.mm.cli.export.Wish`."""
+        """Whether outputs of the program equal the wanted ones within the bounds, and the differences as text.
+
+        For `int8_bound` see `vitdense.mm.cli.export.Wish`.
+        """
         said = f"{self.name}, " if self.name else ""
         if not self.compares:
             return True, f"{said}runs; not compared, for the model finds nothing"

@@ -1,4 +1,4 @@
-"""DINO and the pixel decoder of Mask2Former with sizes that are read off their maps, not out of a tensor.
+"""DINO and the pixel decoder of Mask2Former with sizes from the shapes of maps, not from tensors.
 
 B images, N tokens of all levels, C channels, Q queries.
 """
@@ -19,7 +19,7 @@ Sizes = list[tuple[int, int]]  # height and width of every level
 
 
 class Tokens(NamedTuple):
-    """The positions of maps, one level after the other; images fill the maps."""
+    """The positions of maps, level after level; images fill the maps."""
 
     tokens: Tensor  # [B, N, C]
     encoded: Tensor  # positions, [B, N, C]
@@ -28,7 +28,7 @@ class Tokens(NamedTuple):
 
 
 def flatten(maps: Sequence[Tensor], encode: nn.Module, embeddings: Tensor) -> Tokens:
-    """Maps ``[B, C, h, w]`` as tokens; mmdet's positional encoding and embeddings of the levels, ``[levels, C]``."""
+    """Maps ``[B, C, h, w]`` as tokens, with mmdet's positional encoding and level embeddings ``[levels, C]``."""
     tokens = torch.cat([x.flatten(2).mT for x in maps], 1)  # [B, N, C]
     encoded = [encode(None, input=x).permute(0, 2, 3, 1).flatten(1, 2).to(x.dtype) for x in maps]  # [B, h * w, C]
     encoded = torch.cat([x + level for x, level in zip(encoded, embeddings)], 1)  # [B, N, C]
@@ -41,7 +41,7 @@ def flatten(maps: Sequence[Tensor], encode: nn.Module, embeddings: Tensor) -> To
 
 
 def encode(encoder: nn.Module, of: Tokens) -> Tensor:
-    """Tokens after the layers of mmdet's encoder of deformable attention, ``[B, N, C]``."""
+    """Tokens after mmdet's encoder with deformable attention, ``[B, N, C]``."""
     points = torch.cat(of.centres)[None, :, None].expand(-1, -1, len(of.sizes), -1)  # [1, N, levels, 2]
     x = of.tokens
     for layer in encoder.layers:
@@ -52,7 +52,7 @@ def encode(encoder: nn.Module, of: Tokens) -> Tensor:
 
 
 class FixedDeformableAttention(nn.Module):
-    """mmcv's `MultiScaleDeformableAttention`, with the batch first, that takes its levels' sizes as numbers."""
+    """mmcv's `MultiScaleDeformableAttention`, batch first, with the sizes of levels as numbers."""
 
     def __init__(self, attention: MultiScaleDeformableAttention) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class FixedPixelDecoder(nn.Module):
 
 
 def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
-    """Objects of DINO (Zhang et al., ICLR 2023), in images (h, w) that are not padded."""
+    """Objects of DINO (Zhang et al., ICLR 2023) in unpadded images (h, w)."""
     head, decoder = model.bbox_head, model.decoder
     of = flatten(maps, model.positional_encoding, model.level_embed)
     memory = encode(model.encoder, of)  # [B, N, C]
@@ -127,7 +127,7 @@ def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> 
         level_start_index=None,
         valid_ratios=torch.ones_like(points[:, : len(of.sizes), :2]),
         reg_branches=head.reg_branches,
-    )  # [stages, B, Q, C] and, with those of the start, [stages + 1, B, Q, 4]
+    )  # [stages, B, Q, C] and, including the initial boxes, [stages + 1, B, Q, 4]
     last = decoder.num_layers - 1
     logits = head.cls_branches[last](states[last]).float()  # [B, Q, classes]
     deltas = head.reg_branches[last](states[last]).float()  # [B, Q, 4]
@@ -138,7 +138,7 @@ def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> 
 
 
 def _start(model: nn.Module, memory: Tensor, centres: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Queries ``[B, Q, C]`` of a DINO and their boxes (cx, cy, w, h) in 0..1, ``[B, Q, 4]``: of the best tokens."""
+    """DINO's queries ``[B, Q, C]`` and their boxes (cx, cy, w, h) in 0..1, ``[B, Q, 4]``, from the best tokens."""
     head, stage = model.bbox_head, model.decoder.num_layers
     sides = [torch.full_like(x, 0.05 * 2.0**level) for level, x in enumerate(centres)]  # [h * w, 2]
     boxes = torch.cat([torch.cat(centres), torch.cat(sides)], -1)  # [N, 4]

@@ -1,4 +1,4 @@
-"""COCO's evaluation by one of two packages, equal to 1e-12: hotcoco, the faster by far, and pycocotools itself."""
+"""COCO's evaluation by hotcoco, which is much faster, or pycocotools; results agree to 1e-12."""
 
 import io
 import os
@@ -13,26 +13,29 @@ from pycocotools import cocoeval
 
 from vitdense.mm.errors import ConfigError
 
-if TYPE_CHECKING:  # it imports mmdet, which segmentors do without
+if TYPE_CHECKING:  # imports mmdet, which segmentors do without
     from vitdense.mm.train.truth import Truth
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 RECALL_ITEMS = ("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000")
-FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # of annotations, that every evaluation reads
+FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # keys of annotations that are always read
 
 _evaluated_in: int | None = None  # the process that has hotcoco's threads
 
 
 @dataclass(frozen=True)
 class Found:
-    """The objects that a detector found, numbered as the `Truth`; `places` are evaluated in place of their boxes: N
-    run-length codes under ``segmentation``, or [3 K] numbers, x, y and a score of each, under ``keypoints``."""
+    """The objects that a detector found, numbered as in the `Truth`.
+
+    `places` are evaluated instead of boxes: N run-length codes under ``segmentation``, or K keypoints (x, y, score) per
+    object under ``keypoints``.
+    """
 
     boxes: np.ndarray  # [N, 7] float: image, left, upper, width and height in pixels, score, category
     places: Mapping[str, Sequence] = field(default_factory=dict)
 
     def rows(self) -> list[dict]:
-        """As COCO's files have them; masks without boxes, by whose area COCO would take them for small."""
+        """Results as in COCO's files. Masks come without boxes, whose area COCO would take for the object's."""
         columns = {
             "image_id": self.boxes[:, 0].astype(int).tolist(),
             "category_id": self.boxes[:, 6].astype(int).tolist(),
@@ -44,20 +47,22 @@ class Found:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an engine measured, -1 where there is no object; `truth`, `found` and `images` are what it evaluated."""
+    """The result of an engine, -1 where there is no object, for its inputs `truth`, `found` and `images`."""
 
     kind: str  # bbox, segm or keypoints
     precision: np.ndarray  # [IoU thresholds T, recalls, classes K, areas, limits M]
-    recall: np.ndarray  # [T, K, areas, M]; areas are all, small (not of keypoints), medium, large
-    thresholds: np.ndarray  # [T] of IoU
-    limits: Sequence[int]  # [M], how many objects of an image count
+    recall: np.ndarray  # [T, K, areas, M]; areas are all, small (not for keypoints), medium, large
+    thresholds: np.ndarray  # [T], IoU
+    limits: Sequence[int]  # [M], most objects per image
     truth: "Truth"
     found: Found
     images: Sequence[int]
 
     def figures(self, chosen: Sequence[int] | slice = slice(None), ap_limit: int | None = None) -> dict[str, float]:
-        """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them, of the classes with indices `chosen`.
-        `ap_limit` is the limit of ``mAP``; by default the last one, which the others of precision have."""
+        """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them, for the classes with indices `chosen`.
+
+        `ap_limit` is the limit for ``mAP``. By default it is the last one, as for the other precisions.
+        """
         recall = self.recall[:, chosen]  # [T, K, 4, M]
         limit = self.limits.index(ap_limit) if ap_limit in self.limits else -1
         values = self.precisions("sml", chosen, limit)
@@ -65,7 +70,7 @@ class Evaluation:
         return values | {f"AR_{size}@1000": mean(recall[..., area, -1]) for area, size in enumerate("sml", 1)}
 
     def precisions(self, sizes: str, chosen: Sequence[int] | slice = slice(None), limit: int = -1) -> dict[str, float]:
-        """``mAP``, of IoU 0.5 and 0.75, and of areas by their letters; for the other arguments see `figures`."""
+        """``mAP``, also at IoU 0.5 and 0.75, and by area for the letters `sizes`; for other arguments see `figures`."""
         precision = self.precision[:, :, chosen]  # [T, recalls, K, areas, M]
         values = {"mAP": mean(precision[..., 0, limit])}
         for name, threshold in (("mAP_50", 0.5), ("mAP_75", 0.75)):
@@ -74,7 +79,6 @@ class Evaluation:
 
 
 def mean(values: np.ndarray) -> float:
-    """The mean of the values but -1."""
     values = values[values > -1]
     return float(values.mean()) if values.size else -1.0
 
@@ -91,9 +95,11 @@ def evaluate(
     fields: Sequence[str] = (),
     **params: Any,
 ) -> Evaluation:
-    """Evaluate objects found in images, by their numbers; the truth is numbered for the classes that are evaluated. See
-    `Evaluation` and `chosen_engine`; `fields` are more keys of annotations that are read, `params` more of pycocotools'
-    `Params`, such as `kpt_oks_sigmas`."""
+    """Evaluate objects found in numbered images against a truth numbered for these classes.
+
+    See `Evaluation` and `chosen_engine`. `fields` are further keys of annotations, `params` further attributes of
+    pycocotools' `Params`, such as `kpt_oks_sigmas`.
+    """
     categories = list(range(1, len(truth.classes) + 1))
     limits, thresholds = sorted(limits), np.atleast_1d(thresholds)  # mmdet takes one number too
     with redirect_stdout(io.StringIO()):  # the engines print their steps
@@ -108,7 +114,7 @@ def evaluate(
 
 
 def chosen_engine(name: str | None) -> str:
-    """A name of `ENGINES`, by default the first that is installed; a ConfigError for one that is not."""
+    """A name of `ENGINES`, by default the first installed one; a ConfigError if it is not installed."""
     installed = [one for one in ENGINES if find_spec(one)]
     if name not in (None, *installed):
         raise ConfigError(f"engine of a COCO metric: got {name!r}, expected one that is installed: {installed}")
@@ -117,7 +123,7 @@ def chosen_engine(name: str | None) -> str:
 
 def _hotcoco(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> Any:
     global _evaluated_in
-    if _evaluated_in not in (None, os.getpid()):  # a fork, which lacks the threads and would wait for them
+    if _evaluated_in not in (None, os.getpid()):  # a fork lacks the threads, and would wait for them
         return _pycocotools(truth, found, kind, fields)
     import hotcoco
 

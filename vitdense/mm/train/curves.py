@@ -13,12 +13,14 @@ SCALARS = "*/vis_data/scalars.json"  # in a work folder; the first part is the t
 
 
 def read_scalars(work_dir: str | Path) -> list[dict]:
-    """The records of training and validation in a work folder, in order, with the key ``iteration``; what a resumed run
-    repeats is taken from it. A validation that mmengine numbers by epoch is at the last iteration before."""
+    """The records of training and validation in a work folder, in order, with the key ``iteration``.
+
+    Records of a resumed run replace earlier ones. A validation numbered by epoch gets the iteration before it.
+    """
     joined: list[dict] = []
     for file in sorted(Path(work_dir).glob(SCALARS)):
         records, last = [], 0
-        for line in read_text(file).split("\n")[:-1]:  # a kill leaves the last line incomplete
+        for line in read_text(file).split("\n")[:-1]:  # after a kill the last line may be incomplete
             record = json.loads(line)
             last = record.get("iter", max(record["step"], last))
             records.append({**record, "iteration": last})
@@ -28,8 +30,10 @@ def read_scalars(work_dir: str | Path) -> list[dict]:
 
 
 def draw_curves(work_dirs: Sequence[str | Path], out_file: Path, metrics: Sequence[str] = ()) -> Path:
-    """Draw loss, learning rate and metrics of runs over iterations; the suffix of the file, which is returned, says the
-    format. Metrics have their names in the log; by default they are all that end with ``mAP`` or ``mIoU``."""
+    """Draw loss, learning rate and metrics of runs over iterations, in the format of the suffix; returns `out_file`.
+
+    `metrics` are names in the log, by default all that end with ``mAP`` or ``mIoU``.
+    """
     runs = {str(folder): read_scalars(folder) for folder in work_dirs}
     if absent := [name for name, records in runs.items() if not records]:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Hooks of every training of ours: no step is made from what is not finite, and nothing that was made is lost."""
+"""Hooks of every training: refuse steps that are not finite, and save before a training ends."""
 
 import math
 import signal
@@ -25,27 +25,27 @@ from vitdense.mm.processes import StopSignal, handling_stops
 from vitdense.mm.train.resume import check_steps, place_in, take_raw_weights
 from vitdense.mm.work_folder import WorkFolder
 
-OF_STOPPING = ("wait_count", "best_score")  # the state of mmengine's early stopping, which has no `state_dict`
+OF_STOPPING = ("wait_count", "best_score")  # state of mmengine's early stopping, which has no `state_dict`
 
 
 class StepError(ConfigError):
-    """A step of a training that would have made the weights NaN or infinite. It was not made."""
+    """A training step was refused because it would have made weights NaN or infinite."""
 
 
 class StepGuard(Hook):
-    """Refuse steps of the optimizer from gradients, and checkpoints of weights or a loss, that are not finite.
+    """Refuse optimizer steps from gradients that are not finite, and checkpoints with such weights or losses.
 
-    Before the first step it predicts and scores one image of the validation, so that no epoch is lost for its faults.
-    Losses are the means over the processes, the losses of one process with all images.
+    Before the first step it validates on one image, so that faults of the validation do not cost an epoch. Losses are
+    means over the processes, equal to the losses of one process with all images.
     """
 
-    priority = "HIGHEST"  # mmengine removes an older checkpoint, or the best, before it saves
+    priority = "HIGHEST"  # before mmengine saves, for which it first removes an older or the best checkpoint
 
     def before_train(self, runner) -> None:
         if runner.val_loop is not None:
             dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
-        if isinstance(runner.optim_wrapper, OptimWrapper):  # several are a project's own
-            # Under AMP, it checks the steps that the scaler lets pass.
+        if isinstance(runner.optim_wrapper, OptimWrapper):  # a project may have several
+            # Under AMP, this checks the steps that the loss scaler lets pass.
             runner.optim_wrapper.optimizer.register_step_pre_hook(lambda optimizer, *_: self._check(runner, optimizer))
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
@@ -69,7 +69,6 @@ class StepGuard(Hook):
         self._check_finite(runner)
 
     def _check(self, runner, optimizer: torch.optim.Optimizer) -> None:
-        """After DDP's mean, all processes find the same."""
         parameters = (x for group in optimizer.param_groups for x in group["params"])
         gradients = [x.grad for x in parameters if x.grad is not None]
         if gradients and not runner.are_finite(gradients):
@@ -87,9 +86,9 @@ class StepGuard(Hook):
 
 
 def refuse(runner: Any, reason: str, has_losses: bool = True) -> None:
-    """Raise a StepError, after a look at the losses of the iteration once more."""
+    """Raise a StepError, after computing the losses of the iteration again to name the cause."""
     model = unwrapped(runner.model)
-    seed_everything(runner.seed, get_rank(), runner.iter)  # as ReproducibleHook
+    seed_everything(runner.seed, get_rank(), runner.iter)  # as in ReproducibleHook
     with torch.no_grad():
         losses = model(**model.data_preprocessor(runner.batch, True), mode="loss") if has_losses else {}
         values = model.parse_losses(losses)[1] if losses else {}
@@ -104,23 +103,25 @@ def refuse(runner: Any, reason: str, has_losses: bool = True) -> None:
 
 
 class PlaceHook(Hook):
-    """Save and resume the place in the data, the last validation, and the states of hooks; save where a hook such as
-    early stopping ends a training."""
+    """Save and resume the place in the data, the last validation and the states of hooks.
 
-    priority = "HIGHEST"  # the states precede what CheckpointHook saves
+    Also save when a hook such as early stopping ends a training.
+    """
+
+    priority = "HIGHEST"  # before CheckpointHook saves
 
     def before_train_epoch(self, runner) -> None:
         runner.epoch_begin = runner.epoch, runner.iter - getattr(runner.train_loop.dataloader, "seen", 0)
 
     def after_train_epoch(self, runner) -> None:
         if isinstance(loader := runner.train_dataloader, ContinuedLoader):
-            runner.train_loop.dataloader = loader.loader  # whose workers hooks restart, to switch the pipeline
+            runner.train_loop.dataloader = loader.loader  # hooks restart its workers to switch the pipeline
 
     def after_val_epoch(self, runner, metrics=None) -> None:
         runner.in_validation, runner.validated = False, runner.iter
 
     def after_train(self, runner) -> None:
-        if runner.train_loop.stop_training and runner.saved != runner.made:  # before other hooks, which may fail
+        if runner.train_loop.stop_training and runner.saved != runner.made:  # before other hooks, as they may fail
             save(runner)
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
@@ -128,7 +129,7 @@ class PlaceHook(Hook):
         meta |= {"validated": runner.validated, "vitdense_version": vitdense.__version__}
         leaves = (part for _, part in parts(runner.train_dataloader.dataset) if hasattr(part, "cat_ids"))
         ids = {tuple(leaf.cat_ids) for leaf in leaves}
-        if len(ids) == 1:  # of files that are joined, the same
+        if len(ids) == 1:  # the same in all joined files
             meta["dataset_meta"]["category_ids"] = [*ids.pop()]
         if isinstance(runner.train_loop, EpochBasedTrainLoop):
             epoch, begin = runner.epoch_begin
@@ -146,7 +147,7 @@ class PlaceHook(Hook):
         if take_raw_weights(runner, checkpoint):
             runner.logger.warning("resume: without EMAHook, so from the weights that it averaged, not their average")
         runner.place = checkpoint["meta"].get("place")
-        runner.validated = checkpoint["meta"].get("validated", checkpoint["meta"]["iter"])  # of an older version
+        runner.validated = checkpoint["meta"].get("validated", checkpoint["meta"]["iter"])  # older files lack it
         states = checkpoint.get("hooks", {})
         for name, hook in _deciding(runner.hooks):
             if name in states and hasattr(hook, "load_state_dict"):
@@ -156,7 +157,7 @@ class PlaceHook(Hook):
 
 
 def _deciding(hooks: Sequence[Hook]) -> Iterator[tuple[str, Hook]]:
-    """Hooks that have a state, with a name that a checkpoint gives it: class and number."""
+    """Hooks with a state, and their names in checkpoints: class and number."""
     counts: Counter[str] = Counter()
     for hook in hooks:
         if hasattr(hook, "state_dict") or isinstance(hook, EarlyStoppingHook):
@@ -166,23 +167,23 @@ def _deciding(hooks: Sequence[Hook]) -> Iterator[tuple[str, Hook]]:
 
 
 class StopHook(Hook):
-    """Save where a signal ends a training."""
+    """Save when a signal ends a training."""
 
-    priority = "LOWEST"  # all others are done with the iteration
+    priority = "LOWEST"  # after all other hooks of the iteration
 
     def __init__(self) -> None:
         self.received = 0  # signal
-        self.shared_steps = 0  # of a validation, in all processes
+        self.shared_steps = 0  # batches of a validation that all processes have
 
     def before_train(self, runner) -> None:
-        # Before it, nothing is to be saved.
+        # Until now there was nothing to save.
         runner.ending.enter_context(handling_stops(lambda number, frame: self._receive(runner, number)))
         if runner._resume and _must_validate(runner):
             runner.logger.info(f"the validation after iteration {runner.iter}, which the checkpoint precedes")
             runner.val_loop.run()
 
     def after_train_iter(self, runner, batch_idx: int, data_batch=None, outputs=None) -> None:
-        if runner.made % runner.accumulated == 0:  # else a step is not complete, and its gradients would be lost
+        if runner.made % runner.accumulated == 0:  # an incomplete step would lose its gradients
             self._stop_if_asked(runner)
         runner.in_step = False
 
@@ -200,11 +201,10 @@ class StopHook(Hook):
 
     def _receive(self, runner, number: int) -> None:
         self.received = number
-        if runner.in_validation and not is_distributed():  # else others would wait for this one
+        if runner.in_validation and not is_distributed():  # other processes would wait for this one
             self._stop(runner)
 
     def _stop_if_asked(self, runner) -> None:
-        """End after a signal to any of the processes, which it reaches in different iterations."""
         if is_distributed():
             steps = len(runner.val_dataloader) if runner._val_loop else 0
             flags = torch.tensor([self.received, -steps], device=get_device())
@@ -218,14 +218,13 @@ class StopHook(Hook):
             runner.in_validation = False
             for hook in runner.hooks:
                 if isinstance(hook, EMAHook):
-                    hook.after_val_epoch(runner)  # the model has its own weights again
+                    hook.after_val_epoch(runner)  # such as EMAHook, which restores the weights
         name = save(runner)
         text = f"stopped by {signal.Signals(self.received).name} after iteration {runner.made}"
         raise StopSignal(f"{text}; --resume goes on from {name}", self.received)
 
 
 def save(runner) -> str:
-    """Save as mmengine's CheckpointHook would; the name."""
     name = f"iter_{runner.made}.pth"
     meta = {"epoch": runner.epoch, "iter": runner.made}
     runner.save_checkpoint(runner.work_dir, name, meta=meta, backend_args={"backend": "vitdense.atomic"})
@@ -235,7 +234,7 @@ def save(runner) -> str:
 
 
 def _must_validate(runner) -> bool:
-    """Whether a training that resumes begins with a validation, by mmengine's own rule after a step or an epoch."""
+    """Whether a resumed training begins with a validation, by mmengine's rule after a step or an epoch."""
     loop = runner.train_loop
     by_epoch = isinstance(loop, EpochBasedTrainLoop)
     if runner._val_loop is None or not runner.iter or runner.validated == runner.iter:

@@ -1,4 +1,4 @@
-"""Hooks: reproducible training steps, exact loading, curves of a training, the end of masked attention."""
+"""Hooks: reproducible training steps, exact loading, curves, and the annealing of masked attention."""
 
 import re
 import zipfile
@@ -31,10 +31,10 @@ PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state
 class ReproducibleHook(Hook):
     """Seed every training step from the seed of the run, the rank and the iteration.
 
-    A resumed run then draws the numbers of one that was not interrupted: drop path, sampled RoIs, and with
-    `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample` the augmentation. It needs
-    ``randomness=dict(seed=...)`` and deterministic kernels. Another number of processes goes on with the same images,
-    with other random numbers in the model.
+    A resumed run then has the same random numbers as an uninterrupted one: for drop path, sampled RoIs, and, with
+    `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample`, augmentation. This needs
+    ``randomness=dict(seed=...)`` and deterministic kernels. With another number of processes, images stay the same, but
+    the model's random numbers differ.
     """
 
     priority = "VERY_HIGH"
@@ -56,7 +56,7 @@ class ReproducibleHook(Hook):
 
 
 def check_whole(checkpoint: Mapping, file: str) -> None:
-    """Raise a CheckpointMismatchError unless a file has all that a run goes on from, undamaged and finite."""
+    """Raise a CheckpointMismatchError unless a file has everything to resume from, undamaged and finite."""
     if absent := [key for key in PARTS_OF_A_RUN if not isinstance(checkpoint.get(key), (dict, list))]:
         raise CheckpointMismatchError(
             f"resume: {file} has no {', '.join(absent)}, without which a run does not go on; start a new one from its "
@@ -76,7 +76,7 @@ def check_whole(checkpoint: Mapping, file: str) -> None:
 
 
 def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
-    """mmengine resumes the schedule of the checkpoint, whatever the length of the new run."""
+    """Raise if the length of the run has changed: mmengine resumes the checkpoint's schedule regardless."""
     name = "max_epochs" if isinstance(loop, EpochBasedTrainLoop) else "max_iters"
     old, new = checkpoint.get("message_hub", {}).get("runtime_info", {}).get(name), getattr(loop, name)
     if old not in (None, new):
@@ -90,20 +90,20 @@ def _check_length(loop: BaseLoop, checkpoint: dict) -> None:
 class ExactLoadHook(Hook):
     """Load a checkpoint (`load_from`, resume, test) exactly or raise, and write a report of what was loaded.
 
-    mmengine only logs missing keys and size mismatches, and goes on with random weights. Whole detectors and segmentors
-    of mmdet and mmseg load as well: the keys of their backbone are renamed. Reports, also of the backbone's `init_cfg`,
-    are in ``load_report.txt``, in the folder of the log. From the hook's constructor on, mmengine reads every
-    checkpoint of the process without running code from it.
+    mmengine only logs missing keys and size mismatches, and continues with random weights. Whole detectors and
+    segmentors of mmdet and mmseg load as well: the keys of their backbone are renamed. Reports, also for the backbone's
+    `init_cfg`, are in ``load_report.txt`` in the log folder. Once the hook exists, mmengine reads every checkpoint of
+    the process without running code in it.
 
     Args:
         fresh: Regular expressions of parameters that are kept at initialisation, such as
-            ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes; the error on loading gives the
-            one that is needed.
+            ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes. The error on loading names the
+            expression that is needed.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
-        base: Weights of the trunk for a mask transformer's file that does not hold them; see `fit_whole`.
+        base: Weights of the trunk, for a mask transformer's file without them; see `fit_whole`.
 
     Raises:
-        CheckpointMismatchError: On loading: other keys are missing, unexpected, of another size or not finite; or the
+        CheckpointMismatchError: On loading: other keys are missing, unexpected, not finite or of another size; or the
             file would run code.
     """
 
@@ -126,7 +126,7 @@ class ExactLoadHook(Hook):
             check_whole(checkpoint, str(runner._load_from))
             _check_length(runner.train_loop, checkpoint)
             log_differences(checkpoint, runner.cfg, OF_TRAINING)
-        elif isinstance(runner._test_loop, BaseLoop):  # built by then in a test only
+        elif isinstance(runner._test_loop, BaseLoop):  # so far built only in a test
             log_differences(checkpoint, runner.cfg, OF_RESULTS)
         model = unwrapped(runner.model)  # checkpoints are saved without the TTA wrapper
         self._check_classes(runner, checkpoint)
@@ -143,12 +143,11 @@ class ExactLoadHook(Hook):
         self.reports.append(report)
 
     def _check_classes(self, runner, checkpoint: Mapping) -> None:
-        """Raise if labels, which are numbers, have other names in the data than in the checkpoint."""
         loop = runner._train_loop if isinstance(runner._train_loop, BaseLoop) else runner._test_loop
         data = loop.dataloader.dataset.metainfo if isinstance(loop, BaseLoop) else {}
         for key, saved in (("classes", classes_of(checkpoint)), ("keypoints", meta_of(checkpoint).get("keypoints"))):
             own = data.get(key)
-            if None in (saved, own) or self.fresh or len(saved) != len(own):  # the loader compares the numbers
+            if None in (saved, own) or self.fresh or len(saved) != len(own):  # the loader compares the sizes
                 continue
             if fault := difference(saved, own):
                 raise CheckpointMismatchError(f"{runner._load_from or 'checkpoint'}: {fault}")
@@ -159,14 +158,14 @@ class ExactLoadHook(Hook):
         if reports := [*reports, *self.reports]:
             with atomic_write(Path(runner.log_dir) / "load_report.txt") as scratch:
                 text = "\n".join(report.details() for report in reports) + "\n"
-                scratch.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files are bytes
+                scratch.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names may not be UTF-8
 
     before_val = before_test = before_train
 
 
 @HOOKS.register_module()
 class GuardModelHook(Hook):
-    """`guard_model` in a Runner, our own or one of mm's tools."""
+    """Calls `guard_model` in a Runner, ours or one of mm's tools."""
 
     priority = "VERY_HIGH"  # before hooks that copy the model, such as EMAHook
 
@@ -182,18 +181,19 @@ class CurvesHook(Hook):
 
     @master_only
     def after_train(self, runner) -> None:
-        if read_scalars(runner.work_dir):  # else shorter than the interval of the log
+        if read_scalars(runner.work_dir):  # empty if the run is shorter than the log interval
             runner.logger.info(f"curves: {draw_curves([runner.work_dir], WorkFolder(runner.work_dir).curves)}")
 
 
 @HOOKS.register_module()
 class MaskAnnealingHook(Hook):
-    """Ends masked attention of EoMT and PMT block after block, so that a trained model needs none (EoMT section 3.3).
-    Its probability is a function of the step alone, `mask_probability`: a resumed run goes on as it was.
+    """Phases out masked attention of EoMT and PMT block by block, so that a trained model needs none (section 3.3).
+
+    The probability of masks, `mask_probability`, depends only on the step, so a resumed run continues unchanged.
 
     Args:
-        starts: Of every block, the iteration from which masks become less probable.
-        ends: And from which there are none.
+        starts: For every block, the iteration from which masks become less probable.
+        ends: For every block, the iteration from which there are none.
     """
 
     priority = "HIGH"

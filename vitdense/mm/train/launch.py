@@ -27,12 +27,14 @@ from vitdense.seams import call
 
 
 def prepare_training(cfg: Config, **options: Any) -> Config:
-    """Connect the processes, write the options of a training, attributes of `Asked` by name, into its config, which
-    then is what runs, and check it; returned is the config for the work folder, which starts the training anew."""
+    """Connect the processes, write options (attributes of `Asked` by name) into the config of a training, and check it.
+
+    `cfg` is then the config that runs. Returned is the config for the work folder, which can start the training again.
+    """
     asked = Asked(check=check, **options)
     resume = asked.resume
     connect(cfg.launcher, cfg.get("env_cfg", {}))
-    if cfg.pop("resume", False) and resume is None:  # mmengine's way to say it
+    if cfg.pop("resume", False) and resume is None:  # mmengine's key
         resume = cfg.get("load_from") or "auto"
     if asked.overwrite and resume is not None:
         raise ConfigError("--overwrite: got --resume too; one starts anew, the other goes on")
@@ -55,13 +57,13 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
 
     Args:
         cfg: From `load_config`.
-        overwrite: Start anew in a work folder that has checkpoints. After the first step, the training that was in it
-            is moved into a folder in it; what our commands did not write stays.
+        overwrite: Start anew in a work folder with checkpoints. After the first step, the earlier training is moved
+            into a sub-folder; other files stay.
     """
     overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
     with WorkFolder(cfg.work_dir).hold():
-        name = cfg.get("runner_type", "Runner")  # mmengine's key, and the name of its own, in whose place ours is
+        name = cfg.get("runner_type", "Runner")  # mmengine's key; ours replaces its "Runner"
         kind = Runner if name == "Runner" else get_object_from_string(name)
         if kind is None or not issubclass(kind, Runner):
             raise ConfigError(f"runner_type: got {name}, expected the dotted path of a class that is a {Runner}")
@@ -77,13 +79,13 @@ def test(  # no test of pytest
     tell: Callable[[dict[str, float]], None] = lambda metrics: None,  # noqa: PT028
     **options: Any,
 ) -> dict[str, float]:
-    """Evaluate a checkpoint on the test data; the metrics.
+    """Evaluate a checkpoint on the test data; returns the metrics.
 
     Args:
         cfg: From `load_config`.
         checkpoint: See `find_checkpoint`; or a file of ``vitdense export --to onnx``, see `ExportedModel`.
-        inference: How the model predicts. `device` and `score_thr` are mmengine's and the config's.
-        tell: Gets the metrics before extensions do: NaN where there is nothing to find, such as no large object.
+        inference: Options of prediction, but `device` is mmengine's choice and `score_thr` the config's.
+        tell: Gets the metrics before extensions do. A metric is NaN if there is nothing to find, such as large objects.
         options: Attributes of `Asked` by name, such as `tta`.
     """
     connect(cfg.launcher, cfg.get("env_cfg", {}))
@@ -95,7 +97,7 @@ def test(  # no test of pytest
     inference.tune_cpu()
     with explained(cfg), inference.computing():
         metrics = runner.test()
-    metrics = {name: math.nan if value == -1 else float(value) for name, value in metrics.items()}  # as COCO has it
+    metrics = {name: math.nan if value == -1 else float(value) for name, value in metrics.items()}  # COCO's -1
     if nothing := [name for name, value in metrics.items() if math.isnan(value)]:
         said = f"no value, for the test data have nothing of it to find: {', '.join(nothing)}"
         print_log(said, "current", logging.WARNING)
@@ -106,7 +108,7 @@ def test(  # no test of pytest
 
 
 def _runner(cfg: Config, asked: Asked = Asked(), kind: type[Runner] = Runner) -> Runner:  # noqa: B008 -- frozen
-    """Build the runner, and log which ops are in use. Its config, which checkpoints have, is the saved one."""
+    """Build the runner, and log which ops are in use. Checkpoints get the saved config."""
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
     with explained(cfg):
         runner = kind.from_cfg(built(cfg, asked))

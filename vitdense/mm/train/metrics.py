@@ -1,4 +1,4 @@
-"""COCO metrics that work without predictions and on subsets of a data set; panoptic quality."""
+"""COCO metrics, which also work without predictions and on subsets of a data set; panoptic quality."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 
 
 class _CocoMixin:
-    """The changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes; `use_mp_eval` has no effect.
+    """Changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes; `use_mp_eval` has no effect.
 
     Args:
-        ann_file: The truth. None: the annotation files of the evaluated data sets, or what their pipelines pack.
+        ann_file: The truth. None for the annotation files of the evaluated data sets, or what their pipelines pack.
         drop_doubles: See `CocoDataset`.
         engine: ``hotcoco`` or ``pycocotools``; by default the first of these that is installed.
 
     Attributes:
-        evaluations: None; or a list, to which the evaluations of boxes and masks are added. They are large.
+        evaluations: None; or a list that collects the evaluations of boxes and masks, which are large.
     """
 
-    ap_limit: int | None = None  # objects of an image that count for mAP; None for the last of `proposal_nums`
+    ap_limit: int | None = None  # most objects per image for mAP; None for the last of `proposal_nums`
 
     def __init__(
         self,
@@ -55,13 +55,12 @@ class _CocoMixin:
         self.engine, self.evaluations = chosen_engine(engine), None
 
     def read(self, source: Source) -> Mapping:
-        """The content of an annotation file."""
         with fileio.get_local_path(source.file, backend_args=self.backend_args) as local:
             content = parse(Path(local))
         return without_doubles(content) if source.drop_doubles else content
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """As mmdet's, which takes the truth from the samples where there is no `Truth`, that is no file."""
+        """Collect predictions, as mmdet does; without an annotation file it also takes the truth from the samples."""
         if self._coco_api is None and all(isinstance(one["img_id"], ImageId) for one in data_samples):
             self._coco_api = Truth({})
         super().process(data_batch, data_samples)
@@ -75,7 +74,7 @@ class _CocoMixin:
                 self._coco_api = Truth({source: self.read(source) for source in files})
         elif len(files) > 1:
             raise ConfigError("metric: got data sets with and without an annotation file of COCO, expected one kind")
-        else:  # from what the pipeline packs
+        else:  # the truth that the pipeline packs
             with TemporaryDirectory() as folder:
                 self._coco_api = Truth({None: parse(Path(self.gt_to_coco_json(truths, f"{folder}/all")))})
         self._coco_api.number(self.dataset_meta["classes"])
@@ -83,8 +82,11 @@ class _CocoMixin:
         self.img_ids = self._coco_api.number_images([(key, one["img_id"]) for key, one in zip(sources, truths)])
 
     def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics over the evaluated images, not all of the file; zero, with a warning, if nothing was predicted, where
-        mmdet returns no keys, which stops a training with `save_best`."""
+        """Metrics over the evaluated images, not all of the file.
+
+        They are zero, with a warning, if nothing was predicted. mmdet then returns no keys, and a training with
+        `save_best` stops.
+        """
         truths, found = zip(*results)
         self._number(truths)
         if self.outfile_prefix:
@@ -130,7 +132,7 @@ class _CocoMixin:
     def _evaluate(
         self, kind: str, found: Sequence[Mapping], places: Mapping[str, Sequence] | None = None, **options: Any
     ) -> Evaluation:
-        """Evaluate boxes, or other `places` of the same objects; see `Found` and `evaluate`."""
+        """Evaluate boxes, or the `places` of the same objects; see `Found` and `evaluate`."""
         corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
         columns = [
             np.repeat(self.img_ids, [len(one["bboxes"]) for one in found])[:, None],
@@ -147,7 +149,7 @@ class _CocoMixin:
         return evaluation
 
     def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
-        """As mmdet's: files have the category ids of the data, the evaluation their numbers."""
+        """Write files as mmdet does, with the category ids of the data; the evaluation uses numbers."""
         contents = list(self._coco_api.contents.values())
         if len(contents) > 1:
             raise ConfigError(f"outfile_prefix of a metric: got {len(contents)} joined annotation files, expected one")
@@ -160,28 +162,28 @@ class _CocoMixin:
 
 @METRICS.register_module()
 class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
-    """COCO box and mask AP, with mmdet's arguments: for ``mAP`` 100 objects of an image count."""
+    """COCO box and mask AP, with mmdet's arguments; ``mAP`` counts 100 objects per image."""
 
     ap_limit = 100
 
 
 @METRICS.register_module()
 class FasterCocoMetric(_CocoMixin, _FASTER):
-    """As `CocoMetric`, but as many objects of an image count for ``mAP`` as `proposal_nums` ends with."""
+    """As `CocoMetric`, but ``mAP`` counts as many objects per image as the last of `proposal_nums`."""
 
 
 def count_segments(
     truth: np.ndarray, segments: Sequence[dict], found: np.ndarray, found_labels: dict[int, int], num_classes: int
 ) -> np.ndarray:
-    """What panoptic quality counts in an image (Kirillov et al., CVPR 2019, section 4; COCO's rules of crowds).
+    """Counts of an image for panoptic quality (Kirillov et al., CVPR 2019, section 4; COCO's rules for crowds).
 
-    Segments match if they have one class and an IoU over 0.5. Pixels without a segment do not count, nor does a found
-    segment without a match if over half of it are such pixels or a crowd of its class.
+    Segments match if they have the same class and an IoU above 0.5. Pixels without a true segment do not count. A found
+    segment without a match does not count if more than half of it are such pixels or a crowd of its class.
 
     Args:
         truth, found: Ids, integers [H, W].
-        segments: Of the truth: ``id``, ``category`` (label) and ``is_crowd``; other ids are no segments.
-        found_labels: Label of every found segment; other ids are none.
+        segments: Segments of the truth: ``id``, ``category`` (label) and ``is_crowd``; other ids mean no segment.
+        found_labels: Id of a found segment -> label; other ids mean no segment.
 
     Returns:
         ``[num_classes, 4]``: sum of IoUs, matches, found segments and segments of the truth without a match.
@@ -218,7 +220,6 @@ class PanopticMetric(BaseMetric):
     default_prefix = "coco_panoptic"
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
-        """Count an image of a batch."""
         classes, things = self.dataset_meta["classes"], set(self.dataset_meta["thing_classes"])
         for sample in data_samples:
             codes = sample["pred_panoptic_seg"]["sem_seg"][0].cpu().numpy()
@@ -232,7 +233,7 @@ class PanopticMetric(BaseMetric):
             self.results.append(count_segments(truth, segments, codes, labels, len(classes)))
 
     def compute_metrics(self, results: list[np.ndarray]) -> dict[str, float]:
-        """Means over classes that are in the truth or were found."""
+        """Means over classes in the truth or in the predictions."""
         iou, matches, extra, missed = np.sum(results, axis=0).T  # [classes] each
         of_things = np.isin(self.dataset_meta["classes"], list(self.dataset_meta["thing_classes"]))
         size = matches + extra / 2 + missed / 2

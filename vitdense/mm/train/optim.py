@@ -1,5 +1,4 @@
-"""Parameter groups of the optimiser: layer-wise learning-rate decay for our backbones, one table in the log. Training
-in bfloat16. The two warm-ups of EoMT's authors."""
+"""Optimisation: layer-wise learning-rate decay for our backbones, training in bfloat16, and EoMT's schedule."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -21,8 +20,10 @@ from vitdense.models.base import Backbone
 
 @OPTIM_WRAPPERS.register_module()
 class Bfloat16OptimWrapper(OptimWrapper):
-    """Automatic mixed precision in bfloat16, on a GPU or a CPU; mmengine's `AmpOptimWrapper` asserts a GPU. It has the
-    range of float32, so that gradients do not underflow and no loss is scaled."""
+    """Automatic mixed precision in bfloat16, on a GPU or a CPU; mmengine's `AmpOptimWrapper` needs a GPU.
+
+    The loss is not scaled: bfloat16 has the range of float32, so gradients do not underflow.
+    """
 
     @contextmanager
     def optim_context(self, model: nn.Module) -> Iterator[None]:
@@ -35,13 +36,14 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     """mmengine's constructor with layer-wise learning-rate decay. It logs one table, not a line per parameter.
 
     The formula is detectron2's for ViTDet. With L blocks, the stem gets ``rate ** (L + 1)`` of the learning rate and
-    block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. They
-    multiply the factors of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)``. Frozen ones are left out.
+    block i, counted from 0, ``rate ** (L - i)``. Everything else (output norms, necks, heads) gets the full rate. The
+    factors of ``paramwise_cfg=dict(custom_keys=..., norm_decay_mult=...)`` are multiplied in. Frozen parameters are
+    left out.
 
     Args:
-        optim_wrapper_cfg: As for the default constructor.
-        paramwise_cfg: As for the default constructor, plus `layer_decay_rate` in (0, 1]; default 1. Below 1, the
-            optimiser needs an `lr` and the model a trunk of this project.
+        optim_wrapper_cfg: See the default constructor.
+        paramwise_cfg: See the default constructor, plus `layer_decay_rate` in (0, 1], default 1. Below 1, the optimiser
+            needs an `lr`, and the model a trunk of this project.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -55,7 +57,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise OptionError(f"layer_decay_rate: got {self.rate} for an optimiser without lr; set optimizer.lr")
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", **kwargs) -> None:
-        """Add the parameter groups of a model. The default constructor calls this for every sub-module too."""
+        """Add the parameter groups of a model. The default constructor also calls this for every sub-module."""
         if prefix:
             super().add_params(params, module, prefix, **kwargs)
             return
@@ -89,11 +91,11 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class EoMTOptimWrapperConstructor(LayerDecayOptimWrapperConstructor):
-    """The layer-wise decay of EoMT's authors: the last block has the full learning rate, the stem that of block 0.
+    """The layer-wise decay of EoMT's authors: the last block has the full learning rate, the stem the rate of block 0.
 
     Args:
-        optim_wrapper_cfg, paramwise_cfg: See the base, plus `num_full_blocks`, how many blocks at the end do not decay
-            (default 0: as the formula; DINOv3: the blocks that queries take part in).
+        optim_wrapper_cfg, paramwise_cfg: See the base, plus `num_full_blocks`, the number of last blocks without decay
+            (default 0; for DINOv3 the blocks in which queries take part).
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: dict | None = None) -> None:
@@ -109,8 +111,10 @@ class EoMTOptimWrapperConstructor(LayerDecayOptimWrapperConstructor):
 
 
 def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]:
-    """Layer name and learning-rate factor of every parameter in the layers of a backbone, by ``id(parameter)``; empty
-    for a `rate` of 1. Below 1, a model without a backbone of this project is an OptionError."""
+    """``id(parameter)`` -> layer name and learning-rate factor, for a backbone's layers; empty for a `rate` of 1.
+
+    Below 1, a model without a backbone of this project is an OptionError.
+    """
     if rate == 1:
         return {}
     backbones = [part for part in model.modules() if isinstance(part, Backbone)]
@@ -126,8 +130,6 @@ def layer_factors(model: nn.Module, rate: float) -> dict[int, tuple[str, float]]
 
 
 def table(groups: Sequence[dict], base_lr: float | None, base_wd: float | None) -> str:
-    """Text table of parameter groups: part of the model, learning rate and weight decay with their factors, sizes."""
-
     def product(value: float | None, base: float | None) -> str:
         return f"{value:.3g} (x {value / base:.3g})" if base else "-"
 
@@ -140,9 +142,11 @@ def table(groups: Sequence[dict], base_lr: float | None, base_wd: float | None) 
 
 
 def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -> float:
-    """Factor of a learning rate at a step, counted from 0, of `end`: what is new warms up linearly in the first
-    `warmups`, the trunk stays as it is and then warms up in the second; each then falls to 0 by a polynomial of power
-    0.9."""
+    """Factor of a learning rate at a step, counted from 0, of `end`.
+
+    New parameters warm up linearly during the first of `warmups`. The trunk has factor 0 in this time, and warms up
+    during the second. Each factor then falls to 0 by a polynomial of power 0.9.
+    """
     start, length = (warmups[0], warmups[1]) if is_trunk else (0, warmups[0])
     if step < start + length:
         return max(step - start, 0) / length
@@ -153,12 +157,12 @@ def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -
 class TwoWarmupsLR(_ParamScheduler):
     """The schedule of EoMT's authors; see `two_warmups`. It counts iterations.
 
-    The groups of the optimiser come from `LayerDecayOptimWrapperConstructor`: their names tell the trunk.
+    The optimiser's groups must be from `LayerDecayOptimWrapperConstructor`, whose names tell the trunk.
 
     Args:
         warmups: Steps of the first and of the second warm-up.
         end: Steps of the training.
-        by_epoch: False; it counts iterations alone.
+        by_epoch: Must be False.
     """
 
     def __init__(self, optimizer, warmups: tuple[int, int], end: int, by_epoch: bool = False) -> None:
@@ -175,7 +179,7 @@ class TwoWarmupsLR(_ParamScheduler):
         super().__init__(optimizer, "lr", by_epoch=by_epoch)
 
     def _get_value(self) -> list[float]:
-        groups = zip(self.base_values, self.optimizer.param_groups)  # mmengine adds one for its log, without a part
+        groups = zip(self.base_values, self.optimizer.param_groups)  # mmengine adds one more for its log
         return [
             value * two_warmups(self.last_step, group.get("part", "").startswith("backbone"), self.warmups, self.last)
             for value, group in groups

@@ -1,4 +1,4 @@
-"""What a training goes on from: its steps, its weights, its place in the data."""
+"""What a training resumes from: its steps, its weights, its place in the data."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,28 +16,29 @@ from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.errors import ConfigError
 
 AS_IT_WAS = "resume as that run was, or start a new one from its weights: --cfg-options load_from=CHECKPOINT"
-PATHS = re.compile(r"last_ckpt|best_ckpt.*")  # of mmengine's CheckpointHook, in the message hub
+PATHS = re.compile(r"last_ckpt|best_ckpt.*")  # keys of mmengine's CheckpointHook in the message hub
 
 
 class Place(NamedTuple):
-    """Where a training is in its data, as a checkpoint of epochs says it."""
+    """Where a training is in its data, as saved in a checkpoint."""
 
-    images: int  # of the epoch that were seen
-    of: int  # images of an epoch
-    batches: int  # iterations that were made of the epoch
-    per_step: int  # images of an iteration, in all processes
+    images: int  # images of the epoch that were used
+    of: int  # images per epoch
+    batches: int  # iterations of the epoch that were made
+    per_step: int  # images per iteration, in all processes
 
 
 def place_in(loop: EpochBasedTrainLoop, batches: int) -> Place:
-    """The place after so many iterations of an epoch."""
     of, per_step = len(loop.dataloader.dataset), loop.dataloader.batch_sampler.batch_size * get_world_size()
     return Place(min(batches * per_step, of), of, batches, per_step)
 
 
 def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
-    """Continue the epoch of a checkpoint where it was, also by other batches; the number of epochs stays. Other images,
-    or images that cannot be divided as the batches are now, are a ConfigError. `saved` is a `Place`, by name, or None
-    of files that have none; the loop has the epoch and the iteration of the checkpoint."""
+    """Continue the epoch of a checkpoint where it was, also with another batch size; the number of epochs stays.
+
+    Other images, or a place that no whole number of the new batches reaches, are a ConfigError. `saved` is a `Place` as
+    a dict, or None for files without one; the loop has the epoch and the iteration of the checkpoint.
+    """
     loader = loop.dataloader
     if saved is None:
         batches = loop.iter - loop.epoch * len(loader)
@@ -68,10 +69,10 @@ def _within(reason: str) -> ConfigError:
 
 
 def check_steps(runner: Any, checkpoint: Mapping) -> None:
-    """Raise a ConfigError if a checkpoint has another optimizer or other schedules; mm would load their states."""
+    """Raise a ConfigError if a checkpoint has another optimizer or other schedules, whose states mm would load."""
     saved, now = checkpoint.get("optimizer"), runner.optim_wrapper
     if not isinstance(saved, Mapping) or not isinstance(now, OptimWrapper):
-        return  # without an optimizer, `check_whole` says so; several are a project's own
+        return  # `check_whole` reports a missing optimizer; a project may have several
     groups = saved["param_groups"], now.optimizer.state_dict()["param_groups"]
     sizes = [[len(group["params"]) for group in of_run] for of_run in groups]
     kinds = [_optimizer(config) for config in (read_saved(checkpoint) or {}, runner.cfg.to_dict())]
@@ -99,14 +100,16 @@ def _optimizer(config: Mapping) -> str | None:
 
 
 def _alike(saved: Iterable[Mapping], given: Iterable[Mapping]) -> bool:
-    """Whether groups are of one optimizer. Another version of torch may know more options, or fewer."""
+    """Whether groups belong to the same optimizer. Other versions of torch may have more or fewer options."""
     old, new = (set().union(*groups) for groups in (saved, given))
     return old <= new or new <= old
 
 
 def take_raw_weights(runner: Any, checkpoint: dict) -> bool:
-    """For a run without an average: the weights that the optimizer changed, not the average that is tested, which
-    mmengine's EMAHook exchanges when it saves; whether the checkpoint had an average."""
+    """For a run without averaging, take the raw weights of a checkpoint; returns whether it had an average.
+
+    mmengine's EMAHook saves the average as the model's weights, and the raw weights elsewhere.
+    """
     average = checkpoint.get("ema_state_dict")
     if average is None or any(isinstance(hook, EMAHook) for hook in runner.hooks):
         return False
@@ -116,7 +119,7 @@ def take_raw_weights(runner: Any, checkpoint: dict) -> bool:
 
 
 def stay_in(folder: Path, hub: Any) -> None:
-    """Let paths of checkpoints in the message hub be of this folder: a copy removes no files of the original."""
+    """Move paths of checkpoints in the message hub to this folder, so that a copy does not remove the original's."""
     for key, path in list(hub.runtime_info.items()):
         if PATHS.fullmatch(key) and path:
             hub.update_info(key, str(folder / re.split(r"[\\/]", str(path))[-1]))

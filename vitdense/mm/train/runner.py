@@ -1,4 +1,4 @@
-"""mmengine's runner, which loses nothing: steps, checkpoints and stops of a training are guarded in one place."""
+"""mmengine's runner with guards for steps, checkpoints and stops of a training."""
 
 import logging
 import math
@@ -32,9 +32,9 @@ from vitdense.mm.train.resume import go_on, stay_in
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
 SHORT_OF_MEMORY = ". Memory may be short: give fewer workers (train_dataloader.num_workers) or a larger /dev/shm"
-# Of SciPy, to which mmdet and we give the costs of queries and objects.
+# Errors of SciPy for the costs of queries and objects, from mmdet and ours.
 COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
-# Records for the log file alone, by text in their first line or two.
+# Records only for the log file, by text in their first lines.
 LOG_FILE_ONLY = (
     *("System environment:", "Config:\n", "Hooks will be executed in the following order"),
     *('"FileClient" will be deprecated', '"HardDiskBackend" is the alias', "SyncBatchNorm (SyncBN) layers"),
@@ -43,32 +43,32 @@ LOG_FILE_ONLY = (
 
 
 class Runner(mmengine.runner.Runner):
-    """As mmengine's, and:
+    """mmengine's runner with these changes:
 
-    - has the hooks `GUARDS`: steps and checkpoints that are not finite are refused (`StepError`), signals and early
+    - it has the hooks `GUARDS`: steps and checkpoints that are not finite are refused (`StepError`), signals and early
       stopping save before they end a training (`StopSignal`), and the states of all hooks are saved;
-    - resuming goes on within an epoch, or with the validation that was left out;
+    - a training can resume within an epoch, or with the validation that it missed;
     - several processes need no GPU;
-    - records that users cannot act on go to the log file, and not to the console.
+    - records that users cannot act on go only to the log file.
     """
 
-    batch: Any = None  # of the iteration that runs
+    batch: Any = None  # of the current iteration
     in_step: bool = False  # between the hooks before and after an iteration
-    in_validation: bool = False  # of a training: its images or its metrics
+    in_validation: bool = False  # during a validation in a training, metrics included
     validated: int | None = None  # iterations before the last validation
     saved: int | None = None  # iterations before the last checkpoint
-    ending: ExitStack  # what the end of a training undoes
-    place: dict | None = None  # of the checkpoint that a training resumes from, see `Place`
-    epoch_begin: tuple[int, int] = 0, 0  # the epoch that runs, and its first iteration
-    kept: Config | None = None  # of a training that takes the work folder: the config that is written there
-    overwrites: bool = False  # whether it moves another training aside
-    began: bool = False  # whether the folder is its own: after the first step, before the first save
+    ending: ExitStack  # closed at the end of a training
+    place: dict | None = None  # `Place` in the checkpoint to resume from
+    epoch_begin: tuple[int, int] = 0, 0  # the current epoch, and its first iteration
+    kept: Config | None = None  # the config to write into the work folder
+    overwrites: bool = False  # whether to move an earlier training aside
+    began: bool = False  # whether the work folder was taken: after the first step, before the first save
 
     def dump_config(self) -> None:
-        """Nothing: mmengine's constructor calls it, and the work folder may still be another training's."""
+        """Write nothing. mmengine's constructor calls this, and the work folder may still be another training's."""
 
     def begin(self) -> None:
-        """Take the work folder for this training; until then it gets its log alone."""
+        """Take the work folder for this training; until then only the log is written there."""
         if self.began or self.kept is None:
             return
         self.began = True
@@ -83,7 +83,7 @@ class Runner(mmengine.runner.Runner):
         for handler in logger.handlers:
             if type(handler) is logging.StreamHandler:  # the log file is a subclass
                 handler.addFilter(lambda record: not any(x in record.getMessage()[:200] for x in LOG_FILE_ONLY))
-            elif isinstance(handler, logging.FileHandler):  # whatever the locale, and names of files are bytes
+            elif isinstance(handler, logging.FileHandler):  # for any locale, and file names that are not UTF-8
                 handler.stream.reconfigure(encoding="utf-8", errors="backslashreplace")
         return logger
 
@@ -91,7 +91,7 @@ class Runner(mmengine.runner.Runner):
         return super().wrap_model(model_wrapper_cfg, self.without_sync_bn(model))
 
     def without_sync_bn(self, model: nn.Module) -> nn.Module:
-        """The model, on CPUs without SyncBN, which torch has for GPUs only."""
+        """The model; on CPUs without SyncBN, which torch has only for GPUs."""
         on_cpus = self.distributed and get_device() == "cpu"
         if on_cpus and any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             self.logger.warning("SyncBN needs GPUs: on CPUs, every process normalises by its own images")
@@ -100,14 +100,14 @@ class Runner(mmengine.runner.Runner):
 
     @staticmethod
     def build_dataloader(*args: Any, **kwargs: Any) -> DataLoader:
-        """As in mmengine. Signals to all processes leave workers alone."""
+        """As in mmengine, with workers that ignore signals to all processes."""
         loader = mmengine.runner.Runner.build_dataloader(*args, **kwargs)
         loader.worker_init_fn = partial(start_worker, loader.worker_init_fn)
         seed_steps(loader.dataset, getattr(loader.batch_sampler, "sampler", None))
         return loader
 
     def build_evaluator(self, evaluator: Any) -> Evaluator:
-        """As in mmengine. Processes exchange results in the work folder, which they share, not in the current one."""
+        """As in mmengine, but processes exchange results in the shared work folder, not in the current folder."""
         built = super().build_evaluator(evaluator)
         for metric in built.metrics:
             if metric.collect_device == "cpu" and metric.collect_dir is None:
@@ -120,8 +120,7 @@ class Runner(mmengine.runner.Runner):
             self.register_hook(guard())
 
     def scale_lr(self, optim_wrapper: OptimWrapper, auto_scale_lr: dict | None = None) -> None:
-        """As in mmengine, by the images of all iterations that accumulate; and the rate that is logged as ``base_lr``
-        too."""
+        """As in mmengine, but counts the images of accumulated iterations, and scales the logged ``base_lr``."""
         if auto_scale_lr and "base_batch_size" in auto_scale_lr:
             auto_scale_lr = {**auto_scale_lr, "base_batch_size": auto_scale_lr["base_batch_size"] / self.accumulated}
         groups = optim_wrapper.optimizer.param_groups
@@ -134,7 +133,7 @@ class Runner(mmengine.runner.Runner):
         return bool(x.isfinite().all())
 
     def are_finite(self, gradients: Sequence[Tensor]) -> bool:
-        """Whether gradients are finite, by their norm, which clipping has just computed and logged."""
+        """Whether gradients are finite, by the norm that clipping has just computed and logged."""
         wrapper = self.optim_wrapper
         if wrapper.clip_grad_kwargs and wrapper.clip_func is nn.utils.clip_grad_norm_:
             return math.isfinite(self.message_hub.get_scalar(f"train/{wrapper.grad_name}").current())
@@ -142,16 +141,15 @@ class Runner(mmengine.runner.Runner):
 
     @property
     def accumulated(self) -> int:
-        """Iterations of a step of the optimizer."""
         return getattr(self.optim_wrapper, "_accumulative_counts", 1)
 
     @property
     def made(self) -> int:
-        """Iterations that were made. mmengine counts one after its hooks."""
+        """Iterations made, including the current one, which mmengine counts only after its hooks."""
         return self.iter + self.in_step
 
     def train(self) -> nn.Module:
-        """As in mmengine; what ends it says how to go on."""
+        """As in mmengine; errors that end the training say how to resume."""
         with explained(self.cfg), self._saying_how_to_go_on(), ExitStack() as self.ending:
             try:
                 trained = super().train()
@@ -171,14 +169,14 @@ class Runner(mmengine.runner.Runner):
             yield
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(f"stopped after iteration {self.iter}; {self._further()}") from stop
-        except (CheckpointNotFoundError, StepError):  # of the weights to start from; says itself what is safe
+        except (CheckpointNotFoundError, StepError):  # these say how to go on
             raise
         except ConfigError as error:
             if not self.began:
                 raise
             raise ConfigError(f"{error}; {self._further()}") from error
         except (OSError, RuntimeError) as error:
-            is_torchs = isinstance(error, RuntimeError)  # for a worker that the system ended
+            is_torchs = isinstance(error, RuntimeError)  # raised if the system ended a worker
             if is_torchs and "DataLoader worker" not in str(error):
                 raise
             reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}{SHORT_OF_MEMORY if is_torchs else ''}"
@@ -196,15 +194,14 @@ class Runner(mmengine.runner.Runner):
             )
         self.begin()
         self.write(out_dir, filename, *args, **kwargs)
-        if CHECKPOINT.fullmatch(filename):  # else the best
+        if CHECKPOINT.fullmatch(filename):  # not the best one
             self.saved = self.made
 
     def write(self, *args: Any, **kwargs: Any) -> None:
-        """As `save_checkpoint` in mmengine."""
         super().save_checkpoint(*args, **kwargs)
 
     def resume(self, *args: Any, **kwargs: Any) -> None:
-        """As in mmengine; within an epoch, without the images that it has seen."""
+        """As in mmengine; within an epoch, skips the images that were used."""
         super().resume(*args, **kwargs)
         stay_in(Path(self.work_dir), self.message_hub)
         if isinstance(self.train_loop, EpochBasedTrainLoop):

@@ -11,19 +11,19 @@ from vitdense.mm.errors import ConfigError
 
 
 class Truth(COCO):
-    """The annotations of one file, or of several that are joined, numbered for COCO's evaluation.
+    """The annotations of one file, or of several joined files, numbered for COCO's evaluation.
 
-    It takes an annotation of id 0 for none, keeps ids as floating point, and has results by class in the order of ids.
-    So annotations and images are numbered from 1, and categories in the order of the classes; the rest is as in files.
+    That evaluation takes an annotation with id 0 for a missing one, keeps ids in floating point, and orders classes by
+    id. So annotations and images are numbered from 1, and categories in the order of the classes.
 
     Args:
-        contents: The content of each annotation file, by `Source`, or by any other name.
+        contents: `Source` (or another key) -> content of an annotation file.
     """
 
     def __init__(self, contents: Mapping[Hashable, Mapping]) -> None:
         super().__init__()
         self.contents, self.classes = contents, None
-        self.images: dict[tuple[Hashable, int], int] = {}  # the number of each, by its file and its id
+        self.images: dict[tuple[Hashable, int], int] = {}  # (file, id) -> number
 
     def number(self, classes: Sequence[str]) -> None:
         """Number images and annotations of these classes; once, for the same classes."""
@@ -39,7 +39,7 @@ class Truth(COCO):
                 self.dataset["images"].append({**images[key], "id": number})
             numbers = {key: i for i, key in enumerate(category_ids(classes, content["categories"]), 1)}
             annotations = content.get("annotations", ())
-            last = {one["id"]: one for one in annotations}  # which pycocotools takes for each of an id
+            last = {one["id"]: one for one in annotations}  # pycocotools takes the last of equal ids
             for annotation in annotations:
                 own = last[annotation["id"]]
                 if all(one["image_id"] in images and one["category_id"] in numbers for one in (annotation, own)):
@@ -49,7 +49,7 @@ class Truth(COCO):
                     self.dataset["annotations"].append({**own, **given})
 
     def number_images(self, images: Sequence[tuple[Hashable, int]]) -> list[int]:
-        """The numbers of images, each given by its file and its id; a ConfigError if one is not in the file."""
+        """The numbers of images, given as (file, id); a ConfigError if one is not in the file."""
         if unknown := [key for key in images if key not in self.images]:
             raise ConfigError(
                 f"metric: {len(unknown)} of {len(images)} images of the data set are not in its annotation file, the "
@@ -58,14 +58,13 @@ class Truth(COCO):
         return [self.images[key] for key in images]
 
     def indexed(self) -> "Truth":
-        """Itself, where pycocotools looks annotations up."""
+        """Build the index that pycocotools needs; returns itself."""
         if not self.anns:
             with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
                 self.createIndex()
         return self
 
     def detections(self, rows: Sequence[Mapping]) -> COCO:
-        """Numbered detections, as pycocotools has them."""
         self.indexed()
         with redirect_stdout(io.StringIO()):
             return super().loadRes(rows)
