@@ -21,8 +21,8 @@ from vitdense.layers.lora import merge_lora
 
 PARAMETERS = (".weight", ".bias")
 SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files to write
-# Schemes of whole detectors and segmentors, by the prefix of the backbone. The names of detectron2's heads are only
-# read, by `fit_whole`.
+# Schemes of whole detectors and segmentors, and the prefix of the backbone. Names of detectron2's heads are only read,
+# by `fit_whole`.
 WHOLE = {
     "backbone.": ("vitdense", "mmdet", "mmseg", "official", "detectron2"),
     "backbone.bottom_up.": ("detectron2",),
@@ -54,7 +54,6 @@ class Converted:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it was a detector or segmentor and still is."""
         return bool(self.match.rest) and self.match.rest.keys() <= self.state.keys()
 
     def __str__(self) -> str:
@@ -91,17 +90,17 @@ def convert(
             windows. Not needed if the checkpoint has the buffers.
         pretrained_windows: The same for pretraining; 0 or None means the window itself.
         drop_output_norms: Leave out the norms of a dense backbone, for which classifiers have no names.
-        drop_classifier: Leave out what the new scheme has no names for of a classifier, of masked autoencoding, and,
-            if it has no tokens, of tokens.
+        drop_classifier: Leave out tensors of a classifier or of masked autoencoding, and tokens, for which the new
+            scheme has no names.
         merge: Add LoRA's updates to the weights.
-        family: Of the checkpoint, a key of `NAMING`; None detects it.
+        family: Family of the checkpoint, a key of `NAMING`; None detects it.
 
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
     refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint), (family,) if family else None, prefix, scheme)
-    parts_in_timm(checkpoint, match.family)  # refuses what ours would compute otherwise
+    parts_in_timm(checkpoint, match.family)  # raises if our model would compute something else
     ours = match.ours
     if drop_output_norms:
         ours = {key: value for key, value in ours.items() if not re.fullmatch(OUTPUT_NORMS, key)}
@@ -128,7 +127,7 @@ def convert(
         names, rules = form.names_for_rules(ours), reverse(form.rules)
         return [key for key in ours if not find_rule(names[key], rules)]
 
-    # A form with a marker is for the models that have such keys: other forms come first.
+    # A form with a marker is for models with such keys, so other forms come first.
     target = min(forms, key=lambda form: (len(nameless(form)), bool(form.marker)))
     absent = nameless(target)
     has_tokens = find_rule("tokens.cls_token", reverse(target.rules)) is not None
@@ -146,7 +145,7 @@ def convert(
 
         def is_wanted(key: str) -> bool:
             found = find_rule(key, reverse(target.rules))
-            # A rule for everything in a module does not say what the module has.
+            # A rule with "*" does not say which keys a module has.
             return key not in kept and found is not None and "*" not in found[0].sources[found[1]].text
 
         kept |= make(kept, is_wanted, windows, pretrained_windows)
@@ -183,7 +182,7 @@ def save(state: Mapping[str, Tensor], path: Path, wrapper: str | None = None, ex
 
 
 def write_torch(content: Mapping, path: Path) -> None:
-    """Write a torch file, atomically. A disk that is full is an OSError, which torch's own writer hides."""
+    """Write a torch file, atomically. A full disk is an OSError, which torch's own writer hides."""
     buffer = BytesIO()
     torch.save(content, buffer)
     with atomic_write(path) as scratch:

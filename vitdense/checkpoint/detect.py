@@ -15,7 +15,7 @@ from vitdense.checkpoint.schemes import NAMING
 
 WRAPPERS = ("state_dict", "model", "model_state", "model_ema", "teacher")  # entries of a torch file with the tensors
 MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")  # may be anywhere in a key
-# Of backbones in whole models: two of detectron2, mm, SimMIM, two of models of images and texts, SAM 2, C-RADIO.
+# Prefixes of backbones in whole models: two of detectron2, mm, SimMIM, two of image-text models, SAM 2, C-RADIO.
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 PREFIXES += ("image_encoder.trunk.", "vision_encoder.backbone.", "radio_model.model.")
 LISTED = 20  # keys in a message
@@ -27,7 +27,7 @@ class Match:
 
     family: str  # a key of `NAMING`
     scheme: Scheme  # the naming scheme
-    prefix: str  # of the backbone's keys in the checkpoint
+    prefix: str  # prefix of the backbone's keys in the checkpoint
     state: dict[str, Tensor]  # tensors of the backbone with the scheme's names, without the prefix
     rest: dict[str, Tensor]  # the other tensors, with their full names
 
@@ -66,10 +66,10 @@ def entries(checkpoint: Mapping) -> dict[str, Mapping]:
 
 
 def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, the content of a file, without wrappers: entries such as ``state_dict``; in keys,
-    ``module.`` of DDP and what `torch.compile`, FSDP and activation checkpointing add.
+    """The tensors in the content of a checkpoint file, without wrappers.
 
-    The `entry` of the file has the tensors; None tries the usual ones, see `WRAPPERS`. It is a
+    Wrappers are entries such as ``state_dict`` and, in keys, prefixes of DDP, `torch.compile`, FSDP and activation
+    checkpointing. `entry` is the entry with the tensors; None tries the usual ones, see `WRAPPERS`. It is a
     `CheckpointMismatchError` if there are no tensors or no such entry, or two keys become the same.
     """
     if entry is not None:
@@ -147,12 +147,12 @@ def detect(
 
     Args:
         state: From `unwrap`.
-        families: Families that it may belong to; None for all.
-        prefix: Of the backbone's keys, such as ``'backbone.'``; None tries the usual ones.
+        families: Possible families; None for all.
+        prefix: Prefix of the backbone's keys, such as ``'backbone.'``; None tries the usual ones.
         scheme: Name of the naming scheme; None detects it.
 
     Raises:
-        CheckpointMismatchError: No scheme knows every key, or two do, of two families or renaming them differently.
+        CheckpointMismatchError: No scheme knows every key, or two do and differ in the family or the new names.
     """
     families = tuple(NAMING if families is None else families)
     names = dict.fromkeys(row.name for family in families for row in NAMING[family].schemes)
@@ -198,7 +198,7 @@ def _reading(match: Match) -> tuple:
 
 
 def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str | None) -> list[str]:
-    """The prefixes of whole backbones; of backbones of different sizes, the largest."""
+    """The prefixes of whole backbones; if they differ in size, of the largest."""
     starts = dict.fromkeys(key[: dot.end()] for key in state for dot in re.finditer(r"\.", key))
     found = {start: len(fits[0].state) for start in starts if (fits := readings(state, families, start, scheme))}
     most = max(found.values(), default=0)

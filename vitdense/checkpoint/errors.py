@@ -16,7 +16,7 @@ class CheckpointMismatchError(OptionError):
 
 @contextmanager
 def naming_option(option: str) -> Iterator[None]:
-    """Add to the error for weights that cannot be found by which option another file is given."""
+    """Name the option for another file in the error for weights that cannot be found."""
     try:
         yield
     except CheckpointNotFoundError as error:

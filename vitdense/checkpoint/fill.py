@@ -10,15 +10,16 @@ from vitdense.layers.buffers import FormulaBuffers
 
 
 def fill(model: nn.Module, state: Mapping[str, Tensor], is_own: bool) -> None:
-    """Give a model the tensors of a state dict, which fit; the others stay.
+    """Fill a model with the tensors of a state dict, which must fit; other tensors stay.
 
-    A model on the meta device that `takes_tensors`, see `Backbone`, has no values to copy to: it takes the tensors, and
-    the rest of it is made on torch's default device, by `make_buffers` of `FormulaBuffers` and `reset_parameters`.
+    A model on the meta device that `takes_tensors`, see `Backbone`, gets the tensors themselves. Its other tensors are
+    made on torch's default device, by `make_buffers` of `FormulaBuffers` and `reset_parameters`.
 
     Args:
         model: The model.
         state: From `match_exactly`.
-        is_own: The tensors were read from a file for this model. Others are copied, and so is what shares memory.
+        is_own: Whether the tensors were read from a file for this model. Others are copied, as are tensors that share
+            memory.
     """
     ours = model.state_dict(keep_vars=True)
     if not (getattr(model, "takes_tensors", False) and any(x.is_meta for x in ours.values())):
@@ -37,7 +38,7 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], is_own: bool) -> None:
 
 
 def _make_rest(module: nn.Module, device: torch.device) -> None:
-    """Give a module what the file lacks of its own tensors."""
+    """Make the tensors of a module that the file lacks."""
     if isinstance(module, FormulaBuffers) and any(x.is_meta for x in module.buffers(recurse=False)):
         module.make_buffers(device)
     own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])

@@ -1,4 +1,4 @@
-"""Fit tensors of a checkpoint to a model: resize, change the channels of the stem, compare, name what does not fit."""
+"""Fit tensors of a checkpoint to a model: resize, change the channels of the stem, compare, report mismatches."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,13 +19,13 @@ from vitdense.layers.resize import (
 )
 
 NAMED = 10  # tensors in a message
-LONGEST = 200  # characters; a longer pattern is no help
+LONGEST = 200  # most characters of a suggested pattern
 
 
 def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tensor:
-    """A tensor of the checkpoint. A position table of another resolution is resized to that of the model.
+    """A tensor of the checkpoint for the model. A position table of another resolution is resized.
 
-    `key` is our name of it. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
+    `key` is our name. For `rule` see `vitdense.layers.resize`; decomposed tables are always resized linearly.
     """
     if not value.numel() or not same_kind(value, target):
         return value
@@ -48,7 +48,7 @@ def with_channels(weight: Tensor, channels: str | Sequence[int], number: int) ->
     """The weight of a stem's convolution, ``[D, F, h, w]``, for images of `number` channels C: ``[D, C, h, w]``.
 
     Args:
-        weight: Of the file, for F channels, mostly R, G and B.
+        weight: Weight in the file, for F channels, mostly R, G and B.
         channels: ``'mean'``: ``new[:, c] = weight.sum(1) / C``, which keeps the sum over all channels. ``'repeat'``:
             ``new[:, c] = weight[:, c % F] * F / C``. A list, one entry for each channel: ``new[:, c] = weight[:,
             channels[c]]``.
@@ -74,15 +74,15 @@ def match_exactly(
     fresh: Sequence[str] = (),
     advise: Callable[[set[str], set[str]], str] = lambda refused, excused: "",
 ) -> dict[str, Tensor]:
-    """The tensors of a checkpoint's state dict that fill a model, whose own is `targets`, with the same names.
+    """The tensors of a checkpoint's state dict for a model with the state dict `targets`.
 
     Args:
-        fresh: Regular expressions of names that are left out, whether they would fit or not.
-        advise: What to do, for the error message, from the names of the mismatches that are refused and excused.
+        fresh: Regular expressions of names to leave out, whether they would fit or not.
+        advise: Makes advice for the error message from the names of refused and of excused mismatches.
 
     Raises:
         CheckpointMismatchError: Any other key is missing or unexpected, or has another size or dtype, or NaN or
-            infinity; they are counted, and some are listed.
+            infinity. The message counts them, and lists some.
     """
     both = [key for key in state if key in targets]
     mismatches = {
@@ -120,16 +120,17 @@ def match_exactly(
 
 
 def same_kind(a: Tensor, b: Tensor) -> bool:
-    """Whether both hold real numbers, or complex ones, truth values or integers."""
+    """Whether both have real numbers, or both complex ones, bools or integers."""
     kinds = [(x.is_floating_point(), x.is_complex(), x.dtype == torch.bool) for x in (a, b)]
     return kinds[0] == kinds[1]
 
 
 def fresh_pattern(keys: Collection[str], others: Collection[str]) -> str | None:
-    """A regular expression that fully matches `keys`, names of parameters, and none of `others`: by the names of their
-    layers, such as ``(.+\\.)?(fc_cls|fc_reg)\\..*``, or key by key; None if it is long.
+    """A regular expression that fully matches the parameters `keys` and none of `others`; None if it would be long.
+
+    It has names of layers, such as ``(.+\\.)?(fc_cls|fc_reg)\\..*``, or key by key.
     """
-    # Without numbers: those of the layers of a cascade.
+    # Names without the numbers of a cascade's layers.
     layers = {[part for part in key.split(".") if not part.isdecimal()][-2:][0] for key in keys}
     for pattern in (rf"(.+\.)?({'|'.join(sorted(layers))})\..*", "|".join(sorted(map(re.escape, keys)))):
         fits = re.compile(pattern).fullmatch

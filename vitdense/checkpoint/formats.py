@@ -33,11 +33,12 @@ TORCH_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"  # 0x1950a86a20f9469cfc6c: to
 def read_file(
     path: Path, allow: Sequence = (), allow_pickle: bool = False, map_location: Any = "cpu"
 ) -> dict[str, Any]:
-    """Content of a checkpoint file. The content decides the kind of file, not its name. Arguments as for `read`. What
-    is no checkpoint, is damaged, or would run code, is a `CheckpointMismatchError`.
+    """Read a checkpoint file. Its kind is detected by content, not by name. For arguments see `read`.
+
+    A `CheckpointMismatchError` if it is not a checkpoint, is damaged, or would run code.
     """
     kind = _kind(path)
-    # Nothing is mapped: a process that maps a file breaks when the file is overwritten in place.
+    # No memory map: a process would break if the file is overwritten in place.
     try:
         if kind == "torch":
             with torch.serialization.safe_globals([*NUMPY_GLOBALS, *allow]):
@@ -69,14 +70,13 @@ def read_file(
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error in one line."""
     if isinstance(error.__context__, pickle.UnpicklingError):
         error = error.__context__  # torch wraps it in advice on unsafe loading
     return re.split(r"\. Please|\n", str(error).strip())[0].rstrip(". ")
 
 
 def place(saved: dict, device: Any) -> dict:
-    """`saved`, with the tensors of its top level on a device."""
+    """`saved` with the tensors at its top level on a device."""
     return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in saved.items()}
 
 
@@ -102,7 +102,7 @@ def _read_pickle(path: Path, allow_pickle: bool) -> Any:
 
 
 def _as_tensors(node: Any) -> Any:
-    """`node` with every numpy array in it as a tensor."""
+    """`node` with numpy arrays as tensors."""
     if isinstance(node, dict):
         return {key: _as_tensors(value) for key, value in node.items()}
     if isinstance(node, _Array):
@@ -129,7 +129,7 @@ class _Dtype:
 class _Array:
     """Replaces `numpy.ndarray` in a pickle, for the same reason."""
 
-    def __init__(self, kind: str, shape: tuple, typecode: bytes) -> None:  # of the empty array that is filled next
+    def __init__(self, kind: str, shape: tuple, typecode: bytes) -> None:  # makes an empty array, filled next
         pass
 
     def __setstate__(self, state: tuple) -> None:

@@ -25,7 +25,7 @@ from vitdense.checkpoint.whole_models import (
 )
 from vitdense.errors import OptionError
 
-NEAR_ZERO = 0.1  # mean size of a norm's weight in a file of differences
+NEAR_ZERO = 0.1  # largest mean of a norm's weights in a file of differences
 
 
 @dataclass
@@ -36,14 +36,14 @@ class LoadReport:
         source: File or address.
         scheme: Naming scheme of the backbone in it.
         loaded: Names of the model's tensors that were loaded.
-        resized: Of these, the resized ones: old and new shape.
+        resized: Name of a resized tensor -> old and new shape.
         ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
         kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
         share: Elements loaded / elements of the model's state dict.
-        channels: How the stem was changed for images of other channels; empty if it was not.
-        others: Entries of the file that hold weights too and were not loaded, such as an average in ``model_ema``.
-        classes: Which outputs have which classes, where the file numbers them by itself; empty if it does not.
-        queries: How queries were repeated or left out, where the model has another number of them; otherwise empty.
+        channels: How the stem was changed for images with other channels; empty if it was not.
+        others: Other entries of the file with weights, which were not loaded, such as an average in ``model_ema``.
+        classes: Which outputs have which classes, if the file has its own numbers; else empty.
+        queries: How queries were repeated or left out, if the model has another number of them; else empty.
         classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
     """
 
@@ -61,7 +61,7 @@ class LoadReport:
     classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-        """Fill in what is loaded of the model's tensors."""
+        """Fill in which of the model's tensors are loaded."""
         self.loaded = [key for key in targets if key in state]
         self.kept_at_init = [key for key in targets if key not in state]
         self.share = sum(targets[key].numel() for key in self.loaded) / sum(x.numel() for x in targets.values())
@@ -83,7 +83,7 @@ class LoadReport:
 
 
 def _stem_weight(model: nn.Module) -> str:
-    """Name of the weight that meets the image: of the first convolution of the stem."""
+    """Name of the weight of the stem's first convolution."""
     stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
     return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
 
@@ -91,7 +91,7 @@ def _stem_weight(model: nn.Module) -> str:
 def _transfer(
     match: Match, model: nn.Module, report: LoadReport, resize: str = "bicubic", is_whole: bool = False
 ) -> dict[str, Tensor]:
-    """The backbone with our names, at the resolution of the model, without what `_ignored` names."""
+    """The backbone with our names, at the resolution of the model, without `_ignored` keys."""
     renamed, targets = match.ours, model.state_dict()
     if check := NAMING[match.family].check:
         check(model, renamed)
@@ -119,20 +119,23 @@ def _transfer(
 def _ignored(
     family: str, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], is_whole: bool
 ) -> tuple[str, ...]:
-    """Regular expressions of keys that may be ignored: in a whole model (`is_whole`) buffers alone. A backbone without
-    tokens may start from one with tokens; one with tokens needs just those of the file.
+    """Regular expressions of keys that may be ignored; in a whole model (`is_whole`) only buffers.
+
+    A backbone without tokens may start from one with tokens; one with tokens needs the same tokens in the file.
     """
     has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
     if not is_whole:
         return NAMING[family].ignored if has_tokens else (*NAMING[family].ignored, TOKENS)
-    # detectron2's ViTDet and ViT-Adapter keep the position of a class token that they do not have.
+    # detectron2's ViTDet and ViT-Adapter keep the position of a class token, although they have none.
     is_unused = not has_tokens and "tokens.cls_token" not in renamed
     return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
 
 
 def _refuse_other_positions(model: nn.Module, table: Tensor) -> None:
-    """A model with a `position_rule`, such as DINOv2, resizes its positions in every pass, from the size of their
-    pretraining: loading must not resize them before."""
+    """Refuse positions of another size for a model with a `position_rule`, such as DINOv2.
+
+    It resizes them in every pass from the size of pretraining, so loading must not resize them.
+    """
     if (rule := getattr(model.arch, "position_rule", "bicubic")) != "bicubic":
         size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
         raise CheckpointMismatchError(
@@ -160,18 +163,18 @@ def load_pretrained(
         model: Its `family` is a key of `vitdense.checkpoint.schemes.NAMING`. Changed only if everything fits.
         checkpoint: A path, an address, a name of the model table, or the content of such a file.
         prefix, scheme: See `detect`.
-        entry: Of the file, with the weights, such as ``'model_ema'`` for an average; see `unwrap`.
+        entry: Entry of the file with the weights, such as ``'model_ema'`` for an average; see `unwrap`.
         resize: Rule for bias tables and absolute positions of another resolution; see `vitdense.layers.resize`.
         sha256, allow_pickle, map_location: See `read`.
         keep_classifier: Keep the ignored tensors of the classifier in the report.
-        channels: How the stem gets weights for the channels of the model's images, which are not those of the file; see
-            `with_channels`. None refuses another number of channels.
+        channels: How the stem gets weights for other image channels than the file's; see `with_channels`. None refuses
+            another number of channels.
 
     Raises:
         CheckpointNotFoundError: There is no such file.
         CheckpointMismatchError: A key is unknown, missing or unexpected, or has another size or dtype, or NaN or
             infinity; or the windows of pretraining are not the model's.
-        ValueError: `channels` is something else, or a list of another length or with channels that the file lacks.
+        ValueError: `channels` is unknown, or a list of another length or with channels that the file lacks.
     """
     is_file = not isinstance(checkpoint, Mapping)
     source = str(checkpoint) if is_file else "state dict"
@@ -193,7 +196,7 @@ def load_pretrained(
     if not keep_classifier:
         report.classifier.clear()
     given = (*state, *report.ignored)
-    # All keys of a pattern may be missing, but not some of them.
+    # Either all keys of a pattern are missing, or none.
     patterns = NAMING[model.family].may_be_missing
     missing = [pattern for pattern in patterns if not any(re.fullmatch(pattern, key) for key in given)]
     advice = f"It is {source} with {report.scheme} names; check the arch and the options of the model. "
@@ -216,10 +219,10 @@ def load_pretrained(
 
 
 def _part_of(whole: Tensor, like: Tensor) -> Tensor:
-    """A tensor of the file in the form of the model's tensor: after `fully_shard`, the part of this process."""
+    """A tensor of the file for the model's tensor `like`: after `fully_shard`, the part of this process."""
     if not hasattr(like, "device_mesh"):
         return whole
-    from torch.distributed.tensor import distribute_tensor  # here, for builds of torch without processes
+    from torch.distributed.tensor import distribute_tensor  # imported here: some builds of torch lack it
 
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
@@ -234,14 +237,14 @@ def fit_whole(
     """The tensors of a checkpoint that fill a whole detector or segmentor.
 
     Backbones of this project, and heads of EoMT, PMT and RF-DETR, may have any known naming scheme. Other parts must
-    have the names of the model, as in checkpoints of mmdet and mmseg, or, of a detector with a simple feature pyramid,
-    the names of detectron2.
+    have the names of the model, as in checkpoints of mmdet and mmseg; or detectron2's names, in a detector with a
+    simple feature pyramid.
 
     Args:
-        model: The detector or segmentor. If there is a `base`, its trunk is changed.
+        model: The detector or segmentor. With a `base`, its trunk is changed.
         source: Origin of the checkpoint, for the report.
-        base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk (of
-            PMT), or with differences to these weights, which are added to them (of EoMT on DINOv3, as published).
+        base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk
+            (PMT), or with differences to these weights, which are added (EoMT on DINOv3, as published).
 
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
@@ -253,7 +256,7 @@ def fit_whole(
     targets = model.state_dict()
     report = LoadReport(source, "own")
     backbones = ["backbone."]
-    trunk = None  # what was found in the file, or our names already
+    trunk = None  # match in the file; None for our names
     is_foreign = is_whole_model(state)
     if is_foreign:
         state, report.classes = with_named_outputs(state, trained_classes(checkpoint))
@@ -293,7 +296,7 @@ def fit_whole(
         if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
             raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
     formulas = {key: x for key, x in targets.items() if is_foreign and re.fullmatch(rf".+\.{PERIODS}", key)}
-    state = match_exactly(targets, formulas | state, fresh, advise)  # which foreign files lack
+    state = match_exactly(targets, formulas | state, fresh, advise)  # foreign files lack the formulas
     report.count(targets, state)
     return state, report
 
@@ -301,8 +304,10 @@ def fit_whole(
 def _with_base(
     model: nn.Module, state: dict[str, Tensor], base: str | Path | None, source: str, report: LoadReport
 ) -> tuple[dict[str, Tensor], Match | None]:
-    """A mask transformer's state dict with a whole trunk: the file's own, `base`, or the sum of both. With it the match
-    of the file's own trunk; None for the others, which have our names."""
+    """A mask transformer's state dict with a whole trunk: the file's own, `base`, or the sum of both.
+
+    Also returned is the match of the file's own trunk; None for the others, which have our names.
+    """
     trunk = model.backbone
     own = {key: value for key, value in state.items() if key.startswith("backbone.")}
     match = detect(own, (trunk.family,), prefix="backbone.") if own else None
@@ -327,10 +332,10 @@ def _with_base(
 
 
 def _are_differences(trunk: Match, source: str) -> bool:
-    """Whether a trunk with the names of EoMT's authors holds differences to the weights of DINOv3.
+    """Whether a trunk with the names of EoMT's authors has differences to the weights of DINOv3.
 
-    Other values are refused. Published files hold differences, checkpoints of a training hold weights. In norms,
-    weights are near 1 and differences near 0.
+    Published files have differences, checkpoints of a training have weights. In norms, weights are near 1 and
+    differences near 0; other values are refused.
     """
     if trunk.scheme.name != DIFFERENCES:
         return False
@@ -347,8 +352,9 @@ def _are_differences(trunk: Match, source: str) -> bool:
 
 
 def remap_keys_in_place(model: nn.Module, state: dict[str, Tensor], prefix: str) -> None:
-    """Rename the backbone in a state dict to our names, in place, if it has the names of another project. Keys of other
-    modules, which do not start with `prefix`, stay. Unknown names are a `CheckpointMismatchError`.
+    """Rename the backbone in a state dict to our names, in place, if it has another project's names.
+
+    Keys of other modules, which do not start with `prefix`, stay. Unknown names are a `CheckpointMismatchError`.
     """
     targets = model.state_dict()
     part = {key: value for key, value in state.items() if key.startswith(prefix)}

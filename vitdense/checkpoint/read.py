@@ -42,18 +42,19 @@ class LogHistory:
 
 
 def run_globals(history: type = LogHistory) -> tuple:
-    """What trainers save in addition to tensors and numbers, for `torch.serialization.safe_globals`; `history` is the
-    class of mmengine's log buffers.
+    """Classes that trainers save besides tensors and numbers, for `torch.serialization.safe_globals`.
+
+    `history` replaces the class of mmengine's log buffers.
     """
 
     def statistic(owner: type, name: str) -> Any:
-        """Replaces `getattr`, by which mmengine's log buffers refer to their own methods; nothing else may."""
+        """Replaces `getattr`, by which mmengine's log buffers refer to their methods; any other use is refused."""
         if owner is not history:
             raise pickle.UnpicklingError(f"the checkpoint asks for getattr({owner!r}, {name!r}), which is code")
         return getattr(owner, name, None)
 
     log_buffer = (history, "mmengine.logging.history_buffer.HistoryBuffer")
-    return log_buffer, (statistic, "builtins.getattr"), argparse.Namespace  # the last of RF-DETR's files
+    return log_buffer, (statistic, "builtins.getattr"), argparse.Namespace  # the last is in RF-DETR's files
 
 
 def read(
@@ -70,21 +71,21 @@ def read(
             ``.pkl``); an address, see `ADDRESSES`; or a name of the table of models. ``hf://owner/repo@revision/file``
             takes a branch, tag or commit, ``torchvision://model.weights`` the name of certain weights. Downloads are
             cached by address. A digest in the name of a downloaded file is checked.
-        allow: What a torch file may hold in addition to tensors, numbers and numpy arrays, as for
-            `torch.serialization.safe_globals`; None for `run_globals`, which drop the log history.
+        allow: Classes that a torch file may have besides tensors, numbers and numpy arrays, see
+            `torch.serialization.safe_globals`; None for `run_globals`, which drops the log history.
         sha256: SHA-256 digest of the file, or its first 8 or more hex digits.
         allow_pickle: Run the code that a pickle asks for. Only for files whose author you trust.
-        map_location: As for `torch.load`; other kinds of files take a device only. ``'meta'`` gives all but the values
-            of the tensors, which torch does not read from the disk.
+        map_location: See `torch.load`; other kinds of files take only a device. With ``'meta'`` torch does not read the
+            values of tensors.
 
     Returns:
-        Content of the file; arrays as tensors. Of timm's models ``state_dict``, and the model on
-            the meta device, ``timm_model``; see `parts_in_timm`.
+        Content of the file, arrays as tensors. For timm's models ``state_dict``, and ``timm_model``, the model on the
+            meta device; see `parts_in_timm`.
 
     Raises:
         CheckpointNotFoundError: There is no such file, model or name, or it cannot be reached.
-        CheckpointMismatchError: It is not a checkpoint, is damaged, has another digest, or would run code.
-        ValueError: `sha256` is no such digest.
+        CheckpointMismatchError: The file is not a checkpoint, is damaged, has another digest, or would run code.
+        ValueError: `sha256` is not a digest.
     """
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", sha256):
         raise OptionError(f"sha256: got {sha256!r}, expected 8 to 64 hex digits, the start of what `sha256sum` prints")
@@ -103,15 +104,13 @@ def read(
 
 
 def parts_in_timm(checkpoint: Mapping, family: str) -> dict[str, Any]:
-    """What the parameters of a model of timm do not show, see `Family.parts_in_timm`, of what `read` returned and its
-    family; empty for other checkpoints.
-    """
+    """`Family.parts_in_timm` for a result of `read`; empty for checkpoints that are not timm's."""
     find = NAMING[family].parts_in_timm
     return find(checkpoint["timm_model"]) if find and "timm_model" in checkpoint else {}
 
 
 def fetch(checkpoint: str, sha256: str | None, load: Callable[[Path], dict]) -> dict:
-    """Content of the file at a path or address, by `load`. For the other arguments and errors see `read`."""
+    """Content of the file at a path or address, by `load`. For other arguments and errors see `read`."""
     scheme = checkpoint.partition("://")[0] if "://" in checkpoint else ""
     if scheme in ("http", "https", "torchvision"):
         return download(_torchvision_url(checkpoint) if scheme == "torchvision" else checkpoint, sha256, load)
@@ -125,7 +124,7 @@ def fetch(checkpoint: str, sha256: str | None, load: Callable[[Path], dict]) -> 
 
 
 def download(address: str, sha256: str | None, load: Callable[[Path], dict]) -> dict:
-    """Content of the file at a web address. torch's cache keeps it if it has the right digest and can be read."""
+    """Content of the file at a web address. It is kept in torch's cache if its digest is right and it can be read."""
     parts = urlsplit(address)
     source = parts._replace(netloc=MIRRORS.get(parts.netloc, parts.netloc)).geturl()
     name = Path(unquote(parts.path)).name or "checkpoint"
@@ -190,7 +189,7 @@ def hub_file(address: str) -> Path:
     """The file at an address of the Hugging Face hub, in its cache.
 
     Raises:
-        CheckpointNotFoundError: There is no such file, or it cannot be reached; without a network at once.
+        CheckpointNotFoundError: There is no such file, or it cannot be reached.
     """
     match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", address)
     if not match:
@@ -205,10 +204,10 @@ def hub_file(address: str) -> Path:
         cached = try_to_load_from_cache(repo, name, revision=revision)
         if isinstance(cached, str):
             return Path(cached)
-        # Without a network, hf_hub_download would repeat this question for half a minute, of cached files too.
+        # Without a network, hf_hub_download would retry for half a minute, even for cached files.
         get_hf_file_metadata(hf_hub_url(repo, name, revision=revision))
         return Path(hf_hub_download(repo, name, revision=revision))
-    except (OSError, HTTPError, HFValidationError) as error:  # HTTPError: of whatever HTTP library it uses
+    except (OSError, HTTPError, HFValidationError) as error:  # HTTPError of the hub's HTTP library
         cause = error.__cause__ or error
         raise CheckpointNotFoundError(
             f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
@@ -219,7 +218,7 @@ def hub_file(address: str) -> Path:
 
 
 def _advice_if_refused(error: BaseException, address: str) -> str:
-    """After HTTP 401 or 403: where to ask for a file, how to give a token, and what needs neither; otherwise empty."""
+    """Advice after HTTP 401 or 403: where to ask for the file, how to give a token, and an alternative; else empty."""
     status = getattr(error, "code", getattr(getattr(error, "response", None), "status_code", None))
     if status not in (401, 403):
         return ""
@@ -236,7 +235,6 @@ def _advice_if_refused(error: BaseException, address: str) -> str:
 
 
 def timm_address(model: str) -> str:
-    """Address of the pretrained weights of a timm model."""
     import timm
 
     source = timm.get_pretrained_cfg(model) if timm.is_model_pretrained(model) else None
@@ -275,7 +273,7 @@ class _Given(TorchFunctionMode):
             self.to[id(args[0])] = args[:2]
             return args[0]
         if func is Tensor.__deepcopy__ and not args[0].is_meta:
-            return args[0]  # timm copies the file with the config that it is in
+            return args[0]  # timm deep-copies the config with the file
         return func(*args, **(kwargs or {}))
 
 
@@ -283,7 +281,7 @@ def renamed_by_timm(model: str, state: dict[str, Any]) -> tuple[dict[str, Tensor
     """The weights with the names of the installed timm, and timm's model on the meta device.
 
     Files of older models have older names, and timm renames only while it builds the model. Tensors that timm adds to
-    an old file, such as the counter of a batch norm, are meta tensors then: they are left out.
+    an old file, such as the counter of a batch norm, are left out: they are meta tensors.
     """
     import timm
 

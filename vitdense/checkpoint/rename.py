@@ -12,7 +12,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 
 @dataclass(frozen=True)
 class Transform:
-    """What a rule does to its tensors, and the exact inverse.
+    """A function on the tensors of a rule, and its exact inverse.
 
     Several tensors are passed as several arguments and returned as a tuple. Optional ones may be absent at the end.
     """
@@ -51,10 +51,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Layout:
-    """The part of renaming that needs all keys and shapes, not one key, such as the stage of a block."""
+    """The part of renaming that needs all keys and shapes, for example for the stage of a block."""
 
-    forward: Callable[[Mapping[str, Tensor]], dict[str, str]]  # of each key of a state dict after the rules, our name
-    inverse: Callable[[Mapping[str, Tensor]], dict[str, str]]  # of each of our keys, the one for the reversed rules
+    forward: Callable[[Mapping[str, Tensor]], dict[str, str]]  # state dict after the rules: its key -> our name
+    inverse: Callable[[Mapping[str, Tensor]], dict[str, str]]  # our state dict: our key -> key for the reversed rules
 
 
 def _as_tuple(x: object) -> tuple:
@@ -70,7 +70,7 @@ class Pattern:
         self.text = text
         self.indices = [(name, int(a or 1), int(b or 0)) for a, name, b in self.INDEX.findall(text)]
         literals = self.INDEX.split(text)[::4]  # the text between the indices
-        self.longest = max(re.split(r"\*", "*".join(literals)), key=len)  # of the texts that each key of this form has
+        self.longest = max(re.split(r"\*", "*".join(literals)), key=len)  # a text that every key of this form has
         self.literals = literals
 
     @cached_property
@@ -119,8 +119,10 @@ def reverse(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _transformed(transform: Transform, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-    """The tensors of a rule after its transform. Errors of the transform, which tensors of an unexpected shape or dtype
-    cause, get the names of the tensors here."""
+    """The tensors of a rule after its transform.
+
+    Errors of the transform, from an unexpected shape or dtype, get the names of the tensors.
+    """
     found = ", ".join(f"{key} {list(x.shape)}, {x.dtype}" for key, x in tensors.items())
     if len({x.is_floating_point() for x in tensors.values()}) > 1:  # torch would join them as real numbers
         raise CheckpointMismatchError(f"{found}: expected one kind of numbers, as they belong together")
@@ -139,7 +141,7 @@ def rename(state: Mapping[str, Tensor], rules: tuple[Rule, ...]) -> dict[str, Te
     """
     if unknown := [key for key in state if find_rule(key, rules) is None]:
         raise CheckpointMismatchError(f"{len(unknown)} keys that no rename rule knows: {', '.join(unknown)}")
-    groups: dict[tuple, dict[int, str]] = {}  # by rule and values: the keys of its parts
+    groups: dict[tuple, dict[int, str]] = {}  # (rule, values) -> keys of its parts
     for key in state:
         rule, part, values = find_rule(key, rules)
         groups.setdefault((rule, values), {})[part] = key
@@ -181,7 +183,7 @@ class Scheme:
 
     name: str  # project that uses these names
     rules: tuple[Rule, ...]  # its rename table
-    marker: str = ""  # regular expression that a key must match, where schemes look alike; empty for none
+    marker: str = ""  # regular expression that a key must match, to tell similar schemes apart
     prefix: str = ""  # added to the keys when a backbone alone is written
     wrapper: str | None = None  # entry of a torch file for the tensors; None for the top level
     layout: Layout | None = None  # second step, after the rules; None if the rules alone give our names
@@ -202,6 +204,5 @@ class Scheme:
         return self.layout.inverse(ours) if self.layout else {key: key for key in ours}
 
     def from_ours(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse of `to_ours`."""
         names = self.names_for_rules(ours)
         return rename({names[key]: value for key, value in ours.items()}, reverse(self.rules))

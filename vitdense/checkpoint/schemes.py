@@ -1,4 +1,4 @@
-"""What the families share: allow-lists, helpers for rename tables, and flat position embeddings."""
+"""Parts of naming schemes that families share: allow-lists, helpers for rename tables, flat position embeddings."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -14,10 +14,10 @@ from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 from vitdense.families import HEADS, folders_with
 from vitdense.seams import schemes
 
-# What a checkpoint may have in addition to a backbone: regular expressions of our names.
+# Keys that a checkpoint may have besides a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist|attn_pool)\..+"
 PRETRAINING = r"mask_token|decoder_.+|local_cls_norm\..+"  # masked autoencoding; the local crops of DINOv3
-PERIODS = r"rope\.periods"  # of rotary positions: a formula, which the authors of DINOv3 rounded
+PERIODS = r"rope\.periods"  # of rotary positions; computed by a formula, and rounded by the authors of DINOv3
 TOKENS = r"tokens\..+"
 # Buffers that the model makes from the window or the image size.
 REBUILT = (
@@ -36,19 +36,19 @@ class Family:
 
     Attributes:
         schemes: Known naming schemes; the first one is ours.
-        markers: Regular expressions of our names, before the layout of a scheme. Each of them must match a key. They
-            are for keys that every model of the family has, and no model of other families with similar names.
-        ignored: Regular expressions of our names. A checkpoint of a backbone may have keys that the model lacks.
-        may_be_missing: Regular expressions of our names. All keys that match one of them may be missing, not some.
-        parts_in_timm: Fields of our arch that a model of timm has and its parameters do not show; empty for models of
-            other families. Raises a `CheckpointMismatchError` if our model would compute something else.
+        markers: Regular expressions of our names, before the layout of a scheme. Each must match a key. They are for
+            keys that all models of the family have, and no models of other families with similar names.
+        ignored: Regular expressions of our names: keys of a checkpoint that the model may lack.
+        may_be_missing: Regular expressions of our names: all keys that match one may be missing, but not only some.
+        parts_in_timm: Fields of our arch for a model of timm that its parameters do not show; empty for models of other
+            families. Raises a `CheckpointMismatchError` if our model would compute something else.
         check: Takes the model and a checkpoint with our names. Raises a `CheckpointMismatchError` if the model would
             compute something else, although the parameters fit.
         buffers: Takes a checkpoint with our names, whether a key of ours is wanted, the windows, and the windows of
-            pretraining, see `convert`. Returns buffers that files of some schemes contain, and the checkpoint lacks.
-        fit_rows: Takes our key, a tensor of a checkpoint, the model, and whether the checkpoint has our names; returns
-            the tensor with as many rows as the model has queries, or in files of other projects classes, and what to
-            say of it.
+            pretraining, see `convert`. Returns buffers of some schemes' files that the checkpoint lacks.
+        fit_rows: Takes our key, a tensor of a checkpoint, the model, and whether the checkpoint has our names. Returns
+            the tensor with a row for every query of the model, or, in files of other projects, every class; and a text
+            for the report.
     """
 
     schemes: tuple[Scheme, ...]
@@ -67,7 +67,6 @@ def same(*names: str) -> tuple[Rule, ...]:
 
 
 def prefixed(prefix: str, rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The rules with a prefix before their names."""
     return tuple(replace(rule, theirs=prefix + rule.theirs) for rule in rules)
 
 
@@ -77,7 +76,7 @@ def read_only(*rules: Rule) -> tuple[Rule, ...]:
 
 
 def own(*in_block: str, outside: tuple[str, ...] = ("patch_embed.norm.*", "stages.{i}.downsample.*")) -> Scheme:
-    """Our own names for a backbone of stages: those of every family, and these in blocks and outside of blocks."""
+    """Our own names for a backbone of stages: the common ones, and these in blocks and outside of blocks."""
     block = ("norm1.*", "norm2.*", "attn.qkv.*", "attn.proj.*", "mlp.*", *in_block)
     blocks = (f"stages.{{i}}.blocks.{{j}}.{name}" for name in block)
     everywhere = ("patch_embed.proj.*", "absolute_pos_embed.table", "norm{i}.*", "norm.*", "head.*", "mask_token")
@@ -99,7 +98,7 @@ def mmpretrain(trunk: tuple[Rule, ...], layout: Layout | None = None) -> tuple[S
     )
 
 
-# A patch embedding without a bias. Ours has one: it is zero then.
+# For a patch embedding without a bias: ours gets a bias of zero.
 NO_BIAS = Transform(
     lambda weight, *bias: (weight, *(bias or (weight.new_zeros(weight.shape[:1]),))),
     lambda weight, *bias: (weight, *(x for x in bias if x.any())),
@@ -113,8 +112,9 @@ def patch_bias_optional(theirs: str) -> Rule:
 
 
 def square(axis: int, what: str) -> Transform:
-    """Between a flat table of a square grid and ours, which has an axis for the height and one for the width. The flat
-    `axis` is followed by the channels; messages say `what` the table is.
+    """Transform of a flat table of a square grid to ours, with an axis each for height and width, and back.
+
+    The flat `axis` is followed by the channels; messages name the table by `what`.
     """
 
     def unflatten(x: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ FLAT_POSITION = square(1, "absolute position embedding")  # [1, h * h, C] and [1
 def split_position(x: Tensor) -> tuple[Tensor, ...]:
     """A flat position embedding ``[1, E + h * h, C]`` as the grid and the E rows of the class and distillation token.
 
-    E is 0, 1 or 2: of three successive numbers of rows at most one is a square.
+    E is 0, 1 or 2: at most one of three successive numbers is a square.
     """
     rows = x.shape[1] if x.ndim == 3 else 0
     extra = next((n for n in (0, 1, 2) if rows > n and math.isqrt(rows - n) ** 2 == rows - n), 0)
@@ -150,7 +150,6 @@ def split_position(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def join_position(table: Tensor, *of_tokens: Tensor) -> Tensor:
-    """The inverse of `split_position`."""
     return torch.cat([*of_tokens, FLAT_POSITION.inverse(table)], dim=1)  # [1, E+h*h, C]
 
 
@@ -168,10 +167,10 @@ PATCH = same("patch_embed.proj.weight", "patch_embed.proj.bias")
 
 
 class _Naming(Mapping[str, Family]):
-    """Naming schemes of every family: `FAMILY` of its ``checkpoint.py``, imported when the family is asked for.
+    """Family -> its naming schemes, `FAMILY` in its ``checkpoint.py``, imported on demand.
 
-    Heads with naming schemes are families too: `HEADS` of ``vitdense/models/__init__.py`` names the folder that has
-    them, in `HEADS` of its ``checkpoint.py``; `vitdense.seams.schemes` those of extensions.
+    Heads with naming schemes are families too: in `HEADS` of the ``checkpoint.py`` in a folder that `HEADS` of
+    ``vitdense/models/__init__.py`` names, or in modules of `vitdense.seams.schemes`.
     """
 
     def __init__(self) -> None:

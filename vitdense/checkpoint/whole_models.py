@@ -9,8 +9,8 @@ from torch import Tensor
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule
 
-ACTIVE = r"_\w+_active_mask"  # of an RF-DETR: which outputs have more than a box
-Table = Mapping[str, str | None]  # regular expressions of keys, and the part of the model; None: not needed there
+ACTIVE = r"_\w+_active_mask"  # in an RF-DETR: which outputs have more than a box
+Table = Mapping[str, str | None]  # regular expression of keys -> part of the model; None: not needed
 
 _MASKS_AUTHORS: Table = {
     r"network\.encoder\.backbone\.(?P<tail>.+)": "backbone.",
@@ -23,7 +23,7 @@ _MASKS_TRANSFORMERS: Table = {
     r"(?P<tail>(query|class_predictor|mask_head|upscale_block)\..+|attn_mask_probs)": "head.",
 }
 _RFDETR_AUTHORS: Table = {
-    r".+\.mask_token": None,  # of DINOv2's pretraining
+    r".+\.mask_token": None,  # from DINOv2's pretraining
     rf"{ACTIVE}|transformer\.decoder\.\w+_class_mask": None,  # which outputs have more than a box, and that they differ
     r"backbone\.0\.encoder\.(encoder\.)?(?P<tail>.+)": "backbone.",
     r"backbone\.0\.projector\.(?P<tail>.+)": "neck.",
@@ -39,9 +39,9 @@ _RFDETR_TRANSFORMERS: Table = {
     ),
     r"(?P<tail>segmentation_bias|(blocks|spatial_features_proj|query_features_\w+)\..+)": "bbox_head.",
 }
-# RF-DETR's layers with a row for every output.
+# Parameters of RF-DETR with a row for every output.
 CLASSES = r"(transformer\.enc_out_)?class_embed(\.\d+)?\.(weight|bias)"
-COCO = ("person", "toothbrush", 80, 91)  # the first and the last name, names and outputs of a file for COCO's own ids
+COCO = ("person", "toothbrush", 80, 91)  # of COCO's ids: first and last name, number of names and of outputs
 DIFFERENCES = "eomt_dinov3"  # scheme of trunks that EoMT's authors publish as differences to DINOv3
 
 
@@ -80,8 +80,8 @@ def split_parts(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
 def trained_classes(checkpoint: Mapping) -> dict[int, str]:
     """Names of classes by the number of the output, in a file of RF-DETR's own trainer; empty for other files.
 
-    The file lists names by output. If the ids of its data begin at 1, the first name is empty and the first output has
-    no class. Outputs after the last name have none either.
+    The file lists names by output. If the ids of its data begin at 1, the first output has no class, and its name is
+    empty. Outputs after the last name have no class either.
     """
     args = checkpoint.get("args")
     options = vars(args) if isinstance(args, argparse.Namespace) else args
@@ -91,8 +91,9 @@ def trained_classes(checkpoint: Mapping) -> dict[int, str]:
 
 
 def with_named_outputs(state: Mapping[str, Tensor], names: Mapping[int, str]) -> tuple[dict[str, Tensor], str]:
-    """The state dict of an RF-DETR without outputs that have no name, and a sentence on its outputs. More names than
-    outputs are a `CheckpointMismatchError`. Where some have more than a box, these stay.
+    """The state dict of an RF-DETR without unnamed outputs, and a sentence on its outputs.
+
+    More names than outputs are a `CheckpointMismatchError`. If some outputs have more than a box, these stay.
     """
     active = next((value for key, value in state.items() if re.fullmatch(ACTIVE, key) and value.any()), None)
     if active is not None:
@@ -114,11 +115,11 @@ _MASKS, _BOXES, _RPN = "roi_heads.mask_head", "roi_heads.box_head.{k}", "proposa
 
 
 def _conv(theirs: str, conv: str, norm: str) -> tuple[Rule, Rule]:
-    """A convolution with a LayerNorm, which detectron2 keeps inside of it."""
+    """A convolution with a LayerNorm, which detectron2 keeps inside of the convolution."""
     return Rule(f"{theirs}.weight", f"{conv}.weight"), Rule(f"{theirs}.norm.*", f"{norm}.*")
 
 
-# detectron2's detectors with a simple feature pyramid, as of ViTDet and EVA-02, to mmdet's Cascade Mask R-CNN with
+# From detectron2's detectors with a simple feature pyramid (ViTDet, EVA-02) to mmdet's Cascade Mask R-CNN with
 # `DeconvPyramid`. The trunk keeps detectron2's names.
 DETECTOR = (
     Rule("backbone.net.*", "backbone.*"),

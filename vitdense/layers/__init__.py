@@ -1,1 +1,1 @@
-"""Building blocks: torch and timm only; nothing here knows of stages, images or checkpoints."""
+"""Building blocks on torch and timm, independent of stages, images and checkpoints."""

@@ -1,4 +1,4 @@
-"""The one attention primitive of the project, and its forms for windows and for decomposed biases."""
+"""The attention primitive of the project, and its forms for windows and decomposed biases."""
 
 import math
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from vitdense.layers.layout import (
 )
 from vitdense.layers.onednn import multiplies_bfloat16
 
-# Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. As fast as all at once,
-# without the memory peak.
+# Elements of logits or of a decomposed bias in memory at a time, on a CPU: 32 MiB in float32. This is as fast as all at
+# once, without the memory peak.
 BIAS_ELEMENTS = 2**23
-FLASH_CHANNELS = 256  # of a head, at most
-LANES = 32  # numbers in bfloat16 in a vector of AVX-512
-# Logits from which on products are faster than the fused kernel; below, the calls of more kernels cost more.
+FLASH_CHANNELS = 256  # most channels of a head in flash attention
+LANES = 32  # bfloat16 numbers in a vector of AVX-512
+# Least logits for which products are faster than the fused kernel, despite more kernel calls.
 SMALLEST_LOGITS = 2**16
 
 
@@ -37,8 +37,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
         k: Keys, ``[B, heads, Nk, d]``.
         v: Values, ``[B, heads, Nk, dv]``.
         bias: Added to the logits; broadcastable to ``[B, heads, Nq, Nk]``. Cast to the dtype of ``q``. Columns after
-            the first Nk are ignored: with them, rows can start at multiples of `layout.ALIGNMENT`. If bool, it says
-            which pairs may attend.
+            the first Nk are ignored, so that rows can start at multiples of `layout.ALIGNMENT`. A bool bias is True for
+            pairs that may attend.
         scale: Factor on the logits; ``d ** -0.5`` when None.
 
     Returns:
@@ -57,9 +57,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
     """torch's fused attention; on a GPU flash attention, or with a bias the memory-efficient one.
 
-    Not cuDNN's, which torch prefers on an H100 or H200: it compiles a kernel for every shape, which takes Swin-T 0.2 s
-    and MViTv2-T 5 s for the first pass of a size; windows with a bias it computes slower. The first attention on a GPU
-    switches it off for the process. Who has few sizes chooses it by `torch.nn.attention.sdpa_kernel` without flash
+    cuDNN's, which torch prefers on an H100 or H200, is switched off for the process by the first attention on a GPU. It
+    compiles a kernel for every shape, which takes Swin-T 0.2 s and MViTv2-T 5 s for the first pass of a size, and is
+    slower for windows with a bias. With few sizes, choose it by `torch.nn.attention.sdpa_kernel` without flash
     attention.
     """
     if q.is_cuda:
@@ -68,9 +68,9 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | 
 
 
 def prefer_flash() -> bool:
-    """Let this process not take cuDNN's attention while it may take flash attention. Returns whether it was set.
+    """Switch off cuDNN's attention for this process if flash attention is on. Returns whether it was switched.
 
-    It stays so: to set it back after a call would change what another thread computes meanwhile.
+    It is not restored after a call, which would affect what other threads compute meanwhile.
     """
     takes_cudnn = torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.cudnn_sdp_enabled()
     if takes_cudnn:
@@ -78,16 +78,16 @@ def prefer_flash() -> bool:
     return takes_cudnn
 
 
-# A compiler cannot trace a switch. `torch.compiler.assume_constant_result` sets this, and imports all of the
-# compiler for it: two seconds.
+# A compiler cannot trace the switch. `torch.compiler.assume_constant_result` sets the same attribute, but takes two
+# seconds to import the compiler.
 prefer_flash._dynamo_marked_constant = True
 
 
 def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether `attend` computes by `_attend_by_products`: in bfloat16 on a CPU, without gradients.
+    """Whether `attend` uses `_attend_by_products`: in bfloat16 on a CPU, without gradients.
 
-    One thread of an AMD EPYC with AVX-512, in ms, by products and in torch's fused kernel: 4176 windows of 49 tokens
-    50 and 57, 12 heads of 1601 tokens 88 and 119. In float32 the fused kernel is the faster one.
+    One thread of an AMD EPYC with AVX-512 takes 50 ms by products and 57 by torch's fused kernel for 4176 windows of 49
+    tokens, and 88 and 119 for 12 heads of 1601 tokens. In float32 the fused kernel is faster.
     """
     return (
         q.device.type == "cpu"
@@ -95,14 +95,14 @@ def _by_products(q: Tensor, k: Tensor, bias: Tensor | None = None) -> bool:
         and not torch.is_grad_enabled()
         and not is_traced()
         and not torch._C._are_functorch_transforms_active()
-        and (bias is None or bias.dtype != torch.bool)  # with a row of no pair, the fused kernel gives zeros
+        and (bias is None or bias.dtype != torch.bool)  # the fused kernel returns zeros for rows without a pair
         and q.shape[:-1].numel() * k.shape[-2] >= SMALLEST_LOGITS
         and multiplies_bfloat16()
     )
 
 
 def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """`attend` by two batched products; keys are filled up to whole vectors, which makes the softmax twice as fast."""
+    """`attend` by two batched products. Keys are padded to whole vectors, which makes the softmax twice as fast."""
     (b, heads, nq, _), nk = q.shape, k.shape[-2]
     width = (nk + LANES - 1) // LANES * LANES
     k, v = (F.pad(x, (0, 0, 0, width - nk)) for x in (k, v))  # [B, heads, width, d or dv]
@@ -131,14 +131,14 @@ def _attend_by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sc
 def attend_windows(
     qkv: Tensor, bias: Tensor | None = None, windows: Windows | None = None, scale: float | None = None
 ) -> Tensor:
-    """Attention in windows, of which the last may have a mask: ``[n, N, heads d]``.
+    """Attention in windows; the last windows may have a mask: ``[n, N, heads d]``.
 
-    Windows without and with a mask attend apart, so that all windows without a mask share one bias.
+    Windows with and without a mask are computed separately, so that all windows without a mask share one bias.
 
     Args:
         qkv: Queries, keys and values, ``[n, N, 3, heads, d]``.
         bias: ``[heads, N, align(N)]``, or None; columns after the first N are ignored.
-        windows: The layout that has the masks; None for none.
+        windows: The layout with the masks; None for no masks.
         scale: Factor on the logits; ``d ** -0.5`` when None.
     """
     if windows is None or windows.mask is None:
@@ -153,8 +153,9 @@ def attend_windows(
 
 
 def masked_bias(bias: Tensor | None, windows: Windows) -> Tensor:
-    """The sum of a bias ``[heads, N, align(N)]``, or None, and of the mask of every window that has one:
-    ``[windows with a mask, heads or 1, N, align(N)]``; while a model is compiled, of the windows of one image.
+    """The sum of a bias ``[heads, N, align(N)]``, or None, and the masks: ``[masked, heads or 1, N, align(N)]``.
+
+    There is one for every window with a mask; while compiling, for the windows of one image.
     """
     return (windows.mask if bias is None else windows.mask + bias).flatten(0, 1)
 
@@ -166,12 +167,12 @@ def _heads(qkv: Tensor) -> list[Tensor]:
 def _attend_images(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None) -> Tensor:
     """`attend` with the biases of the windows of an image, ``[nW, heads or 1, N, align(N)]``, for all images.
 
-    Windows become heads, so that the biases are not repeated for every image. This copies queries, keys and values,
-    which a compiler avoids.
+    Windows become heads, so that biases are not repeated for every image. In eager mode this copies queries, keys and
+    values.
     """
     n, heads, tokens, _ = q.shape
     num_windows = bias.shape[0]
-    if type(n) is int and n == num_windows:  # one image; OpenVINO's attention transposes what no reshape follows
+    if type(n) is int and n == num_windows:  # one image; OpenVINO would add a transpose without a reshape
         return attend(q, k, v, bias, scale)  # [n, heads, N, d]
     q, k, v = (x.reshape(n // num_windows, num_windows * heads, tokens, -1) for x in (q, k, v))  # [B, nW*heads, N, d]
     bias = bias.expand(-1, heads, -1, -1).reshape(1, num_windows * heads, tokens, -1)  # [1, nW*heads, N, align(N)]
@@ -185,12 +186,12 @@ def _to_tokens(x: Tensor) -> Tensor:
 def unit_length(qkv: Tensor, scale: Tensor) -> Tensor:
     """Queries and keys divided by their lengths, times a scale: scaled cosine attention (Swin V2, equation 2).
 
-    Lengths are computed in float32 at least, where squares do not overflow; the map stays in its dtype. A query or key
-    of length zero, such as the key of padding, stays zero and has no gradient. `qkv`, ``[n, 3 heads d]``, is changed in
-    place, except a view and while a model is compiled; `scale`, ``[2, heads]`` of queries and keys, is in float32 or
+    Lengths are computed in at least float32, where squares do not overflow; the map keeps its dtype. A query or key of
+    length zero, such as the key of padding, stays zero and has no gradient. `qkv`, ``[n, 3 heads d]``, is changed in
+    place, unless it is a view or a model is compiled. `scale`, ``[2, heads]`` for queries and keys, is in float32 or
     wider.
     """
-    # What is a view, such as the result of a low-rank update, cannot be changed in place together with a second result.
+    # A view, such as the result of a low-rank update, cannot be changed in place by a function with two results.
     if allows_own_gradients() and not qkv._is_view():
         return _UnitLength.apply(qkv, scale)[0]
     qk = _queries_and_keys(qkv, scale)  # [n, 2, heads, d]
@@ -202,7 +203,7 @@ def _queries_and_keys(qkv: Tensor, scale: Tensor) -> Tensor:
 
 
 def _with_values(qk: Tensor, qkv: Tensor) -> Tensor:
-    """Queries and keys ``[n, 2, heads, d]`` and the values of ``[n, 3 heads d]``, together ``[n, 3 heads d]``."""
+    """Queries and keys ``[n, 2, heads, d]`` and the values in ``[n, 3 heads d]``, joined: ``[n, 3 heads d]``."""
     qk = qk.flatten(1)  # [n, 2*heads*d]
     return torch.cat([qk, qkv[:, qk.shape[1] :]], dim=1)  # [n, 3*heads*d]
 
@@ -215,9 +216,9 @@ def _unit_factor(qk: Tensor, scale: Tensor) -> Tensor:
 
 
 class _UnitLength(Function):
-    """`unit_length`, in place: what it keeps for the backward pass is what attention keeps.
+    """`unit_length` in place: the backward pass needs only tensors that attention keeps anyway.
 
-    The factor is a second result, so that a second derivative knows that it depends on both inputs.
+    The factor is a second result, so that second derivatives know that it depends on both inputs.
     """
 
     @staticmethod
@@ -234,9 +235,9 @@ class _UnitLength(Function):
     def backward(ctx: FunctionCtx, grad: Tensor, grad_factor: Tensor | None) -> tuple[Tensor, Tensor]:
         qkv, scale, factor = ctx.saved_tensors
         qk, grad_qk = (_queries_and_keys(x, scale) for x in (qkv, grad))  # [n, 2, heads, d]
-        # Along a vector there is no gradient, except that of the scale.
+        # Along a vector there is no gradient, except the one of the scale.
         along = (qk * grad_qk).sum(-1, keepdim=True, dtype=scale.dtype)  # [n, 2, heads, 1]
-        if grad_factor is not None:  # in a second derivative; the factor is all that depends on the length
+        if grad_factor is not None:  # only in a second derivative: the factor depends on the length
             along = along + factor * grad_factor
         grad_qk = torch.addcmul(grad_qk, qk, (along / scale.square()[..., None]).to(qk.dtype), value=-1).mul_(factor)
         return _with_values(grad_qk, grad), along.sum(0)[..., 0] / scale  # [n, 3*heads*d], [2, heads]
@@ -245,10 +246,11 @@ class _UnitLength(Function):
 def attend_decomposed(
     q: Tensor, k: Tensor, v: Tensor, bias: Callable[..., tuple[Tensor, Tensor]], keys: tuple[int, int]
 ) -> Tensor:
-    """Attention whose bias is a sum of a term of the key's row and one of its column (MViTv2 section 3.1).
+    """Attention with a bias that is the sum of a term for the key's row and one for its column (MViTv2 section 3.1).
 
-    There are two exact forms. One adds the terms of all pairs, a bias as large as the attention matrix. The other folds
-    them into longer queries and keys. Which moves fewer bytes depends on the sizes. Both return ``[B, h w, heads d]``.
+    There are two exact forms. One adds the terms for all pairs, a bias as large as the attention matrix. The other
+    folds them into longer queries and keys. The form that moves fewer bytes for these sizes is chosen. Both return
+    ``[B, h w, heads d]``.
 
     Args:
         q: Queries, ``[B, h, w, heads, d]``.
@@ -258,15 +260,15 @@ def attend_decomposed(
         keys: Grid (h', w') of the keys in tokens.
     """
     (b, h, w, heads, dim), nk = q.shape, k.shape[1]
-    scale = dim**-0.5  # on q k^T alone
+    scale = dim**-0.5  # only of q k^T
     on_cpu = q.device.type == "cpu"
     if torch.compiler.is_compiling():  # no branch on sizes
         folds = True
     elif on_cpu and not torch.is_grad_enabled():
         folds = False  # takes up to 1.6 times as long
     else:
-        # What either form writes, and the fused kernel reads, more than the other. With gradients, a third more for the
-        # sum: the gradient of all pairs is read once for each axis. Measured forms: CONTRIBUTING.md.
+        # The bytes that each form writes, and the fused kernel reads, in addition. With gradients the sum costs a third
+        # more: the gradient of all pairs is read once per axis. Measured forms: CONTRIBUTING.md.
         pairs = h * w * nk * (4 if torch.is_grad_enabled() else 3) // 3
         folds = pairs > (h * w + (2 if on_cpu else 1) * nk) * folded_length(dim, keys)
     if folds:
@@ -295,9 +297,9 @@ def _attend_added(q: Tensor, k: Tensor, v: Tensor, along_h: Tensor, along_w: Ten
 def _attend_folded(
     q: Tensor, k: Tensor, v: Tensor, bias: Callable[..., tuple[Tensor, Tensor]], keys: tuple[int, int], scale: float
 ) -> Tensor:
-    """The bias as more channels: terms for the query, one-hot codes of row and column for the key."""
+    """The bias as further channels: terms for the query, one-hot codes of row and column for the key."""
     b, *_, heads, dim = q.shape
-    # Codes are a power of two, which every dtype holds: with heads of 64 channels the rest of the factor is 1.
+    # Codes are a power of two, exact in every dtype. With 64 channels per head, the remaining factor is 1.
     code = 2.0 ** round(math.log2(dim) / 2)
     terms = bias(q, keys, None, 1 / (scale * code))  # [B, h, w, heads, h'], [B, h, w, heads, w']
     shape = (b, *keys, heads)
@@ -309,7 +311,7 @@ def _attend_folded(
     k = torch.cat([k.unflatten(1, keys), *codes, *more], dim=-1).flatten(1, 2)  # [B, h'*w', heads, align(d + h' + w')]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [B, heads, h*w or h'*w', align(d + h' + w') or d]
     dim = v.shape[-1]
-    # The fused kernel of a CPU wants values as long as keys; so does flash attention, which has half precision alone.
+    # The fused kernel of a CPU needs values as long as keys, and so does flash attention, which is in half precision.
     for_flash = v.dtype.itemsize == 2 and (torch.compiler.is_compiling() or k.shape[-1] <= FLASH_CHANNELS)
     if (v.device.type == "cpu" or for_flash) and not _by_products(q, k):
         v = F.pad(v, (0, k.shape[-1] - dim))  # [B, heads, h'*w', align(d + h' + w')]
@@ -318,8 +320,7 @@ def _attend_folded(
 
 
 def folded_length(dim: int, keys: tuple[int, int]) -> int:
-    """Channels of queries and keys with the codes of a grid of keys (h', w'): ``d + h' + w'``, aligned for d from
-    `ALIGNMENT` on."""
+    """Channels of queries and keys with codes for a grid of keys (h', w'): ``d + h' + w'``, aligned if d is large."""
     length = dim + sum(keys)
-    # Not while a model is compiled: how many channels fill it up would be another size to compile for.
+    # Not aligned while compiling: the number of padding channels would be another size to compile for.
     return length if dim < ALIGNMENT or torch.compiler.is_compiling() else align(length)

@@ -13,8 +13,7 @@ from vitdense.layers.resize import resize_relative_position
 
 
 def relative_position_index(window: tuple[int, int]) -> Tensor:
-    """Row of the bias table for every pair of tokens in a window (h, w) (Swin section 3.2): ``[wh * ww, wh * ww]``,
-    int64.
+    """Row of the bias table for every pair of tokens in a window (h, w) (Swin section 3.2): [wh * ww, wh * ww], int64.
 
     Query ``i = (hi, wi)`` and key ``j = (hj, wj)``, row-major, read row
     ``(hi - hj + wh - 1) * (2 ww - 1) + (wi - wj + ww - 1)``.
@@ -26,7 +25,7 @@ def relative_position_index(window: tuple[int, int]) -> Tensor:
 
 class _WindowBias(FormulaBuffers):
     window: tuple[int, int]
-    index: Tensor  # row of the table of every pair, [N * align(N)], int32: rows of keys are filled up with the last one
+    index: Tensor  # row of the table for every pair, [N * align(N)], int32; rows of keys are padded by the last one
 
     def make_buffers(self, device: torch.device | None = None) -> None:
         index = relative_position_index(self.window)  # [N, N]
@@ -39,8 +38,9 @@ class _WindowBias(FormulaBuffers):
         raise NotImplementedError
 
     def forward(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The bias of every pair, ``[heads, N, align(N)]`` for N = wh * ww, in a dtype; the parameters' when None. The
-        last columns fill the rows up.
+        """The bias of every pair, ``[heads, N, align(N)]`` for N = wh * ww, in a dtype; the parameters' when None.
+
+        Columns after N are padding.
         """
         table = self.of_offsets()  # [heads, (2wh-1)(2ww-1)]
         pairs = table.to(dtype or table.dtype).index_select(1, self.index)  # [heads, N*align(N)]
@@ -54,7 +54,7 @@ class TableBias(_WindowBias):
         super().__init__()
         self.window = window
         rows, columns = (2 * side - 1 for side in window)
-        # With both axes: a flat table is the same for a 4x6 and a 6x4 window.
+        # Two axes, because a flat table would have the same shape for a 4x6 and a 6x4 window.
         self.relative_position_bias_table = nn.Parameter(torch.empty(rows, columns, num_heads))
         self.make_buffers()
         trunc_normal_(self.relative_position_bias_table, std=0.02)
@@ -67,8 +67,8 @@ def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, in
     """Every offset between two tokens of a window (h, w), log-spaced (Swin V2 section 3.3):
     ``[1, 2 h - 1, 2 w - 1, 2]``.
 
-    Offsets are first scaled so that the pretraining window spans -8 to 8, which are ±log2(9)/3 then. Along a
-    pretraining window of one token there is no span: offsets are multiplied by 8 alone.
+    Offsets are first scaled so that the pretraining window spans -8 to 8, which become ±log2(9)/3. If the pretraining
+    window has one token along an axis, offsets are multiplied by 8.
     """
     axes = [
         8 * torch.arange(1 - side, side, dtype=torch.float64) / max(trained - 1, 1)  # [2*side-1]
@@ -79,9 +79,7 @@ def log_spaced_offsets(window: tuple[int, int], pretrained_window: tuple[int, in
 
 
 def window_of_offsets(table: Tensor) -> tuple[int, int]:
-    """The pretraining window (h, w) in tokens of a table ``[1, 2 h - 1, 2 w - 1, 2]`` that `log_spaced_offsets` made; 1
-    where it has one token.
-    """
+    """The pretraining window (h, w) in tokens of a table ``[1, 2 h - 1, 2 w - 1, 2]`` from `log_spaced_offsets`."""
     _, rows, columns, _ = table.shape
     farthest = (2 ** (math.log2(8) * table[0, -1, -1].double()) - 1).tolist()  # 8 (side - 1) / (pretraining side - 1)
     sides = ((rows + 1) // 2, (columns + 1) // 2)
@@ -92,8 +90,8 @@ class DecomposedBias(nn.Module):
     """Relative positions as a sum over the axes of products with the query (MViTv2 section 3.1, equation 5).
 
     The bias of query (y, x) and key (v, u) is ``q . rel_pos_h[y, v] + q . rel_pos_w[x, u]``. The two terms are returned
-    as two tensors: their sum over all pairs is as large as the attention matrix. `size` (h, w) is that of the larger of
-    the query and key grids in pretraining, in tokens; `dim` are the channels of a head.
+    separately, because their sum over all pairs is as large as the attention matrix. `size` is the larger (h, w) of the
+    query and key grids in pretraining, in tokens; `dim` the channels of a head.
     """
 
     def __init__(self, size: tuple[int, int], dim: int) -> None:
@@ -103,7 +101,6 @@ class DecomposedBias(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both tables."""
         for table in (self.rel_pos_h, self.rel_pos_w):
             trunc_normal_(table, std=0.02)
 
@@ -115,8 +112,8 @@ class DecomposedBias(nn.Module):
         Args:
             q: Queries without their scale, ``[B, h, w, heads, d]``.
             keys: Grid (h', w') of the keys in tokens.
-            num_rows: h'', the columns of the term of the rows: columns after the first h' hold anything. h' when None.
-            factor: On both terms.
+            num_rows: h'', columns of the first term; values after the first h' are undefined. h' when None.
+            factor: Factor on both terms.
         """
         b, h, w, heads, dim = q.shape
         num_rows = num_rows or keys[0]
@@ -127,7 +124,7 @@ class DecomposedBias(nn.Module):
                 (self.rel_pos_w, relative_index(q, w, keys[1], keys[1], heads), w, keys[1]),
             )
         )  # [h*h'', d], [w*heads*w', d]
-        # Batched products of views of the queries: for a row of the map all its columns and heads, for a column and a
+        # Batched products of views of the queries: for each row of the map all columns and heads; for each column and
         # head all rows of all maps.
         by_row = q.reshape(b, h, w * heads, dim)
         by_column = by_row.flatten(0, 1).transpose(0, 1)  # [w*heads, B*h, d]
@@ -146,8 +143,8 @@ class DecomposedBias(nn.Module):
 class LogCpbBias(_WindowBias):
     """Continuous relative position bias: an MLP from log-spaced offsets to a logit (Swin V2 section 3.3).
 
-    Its weights do not depend on the window of (h, w) tokens: weights of another window, `pretrained_window`, serve
-    without interpolation. It is computed in float32 at least: half precision distinguishes neighbouring offsets badly.
+    The weights do not depend on the window of (h, w) tokens, so weights of another window, `pretrained_window`, need no
+    interpolation. The bias is computed in at least float32, because half precision can hardly tell offsets apart.
     """
 
     def __init__(
@@ -164,7 +161,7 @@ class LogCpbBias(_WindowBias):
         self.register_buffer("relative_coords_table", offsets.to(device), persistent=False)
 
     def of_offsets(self) -> Tensor:
-        """Within 0 and 16, in float32 or wider; see `_WindowBias`."""
+        """See `_WindowBias`; values are between 0 and 16, in float32 or wider."""
         offsets, own = self.relative_coords_table.flatten(0, 2), self.cpb_mlp[0].weight.dtype  # [T, 2]
         dtype = torch.promote_types(own, torch.float32)
         with without_autocast(offsets):
@@ -173,5 +170,5 @@ class LogCpbBias(_WindowBias):
             else:  # a half-precision model computes it in float32
                 wide = {name: weight.to(dtype) for name, weight in self.cpb_mlp.named_parameters()}
                 x = functional_call(self.cpb_mlp, wide, (offsets.to(dtype),))  # [T, heads]
-            # Sigmoid before the gather: there are far fewer offsets than pairs.
+            # Sigmoid before the gather, because there are far fewer offsets than pairs.
             return 16 * x.T.sigmoid()  # [heads, T]

@@ -14,9 +14,9 @@ from vitdense.layers.layout import allows_own_gradients, without_autocast, zero
 
 
 def init_transformer(module: nn.Module) -> None:
-    """Linear layers truncated normal with std 0.02 and zero bias (the init of Swin and ViT code); use with `apply`.
+    """Initialise linear layers by a truncated normal with std 0.02 and zero bias (as Swin and ViT); use with `apply`.
 
-    On the meta device, which has no values, drawing them would take most of the time to build a model.
+    The meta device is skipped: drawing values would take most of the time to build a model.
     """
     if isinstance(module, nn.Linear) and not module.weight.is_meta:
         trunc_normal_(module.weight, std=0.02)
@@ -25,7 +25,7 @@ def init_transformer(module: nn.Module) -> None:
 
 
 def init_conv(module: nn.Module) -> None:
-    """Convolutions normal with variance 2 / fan-out (He et al., ICCV 2015), zero bias; use with `apply`."""
+    """Initialise convolutions with variance 2 / fan-out (He et al., ICCV 2015) and zero bias; use with `apply`."""
     if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
         fan_out = math.prod(module.kernel_size) * module.out_channels // module.groups
         nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
@@ -36,7 +36,7 @@ def init_conv(module: nn.Module) -> None:
 class DropPath(nn.Module):
     """Stochastic depth (Huang et al., ECCV 2016): in training, drops the branch of an image with a probability.
 
-    As timm's, without the import of all of timm.
+    Equal to timm's, without importing timm.
     """
 
     def __init__(self, drop_prob: float) -> None:
@@ -58,10 +58,10 @@ class DropPath(nn.Module):
 
 
 class ResidualLayerNorm(nn.LayerNorm):
-    """LayerNorm whose result starts the residual stream or is added to it: in the dtype of its weights.
+    """LayerNorm whose result starts the residual stream or is added to it, in the dtype of its weights.
 
-    Under autocast that is float32, as torch has it on a GPU. On a CPU torch would stay in half precision, and would sum
-    the gradients of the weights over all tokens in it, which loses them.
+    Under autocast that is float32, as in torch on a GPU. On a CPU torch would stay in half precision, and lose digits
+    in the sum of the weights' gradients over all tokens.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class ResidualLayerNorm(nn.LayerNorm):
 
 
 class LayerNorm2d(nn.LayerNorm):
-    """LayerNorm over the channels of every pixel; of timm's, the arguments and names, without the import of timm."""
+    """LayerNorm over the channels of every pixel, with timm's arguments and names, without importing timm."""
 
     def __init__(self, num_channels: int, eps: float = 1e-6) -> None:
         super().__init__(num_channels, eps=eps)
@@ -81,11 +81,11 @@ class LayerNorm2d(nn.LayerNorm):
 
 
 class LayerNorm(ResidualLayerNorm):
-    """LayerNorm whose result is read by linear layers, attention and convolutions only.
+    """LayerNorm whose result is read only by linear layers, attention and convolutions.
 
     Under autocast these compute in half precision. On a GPU torch's LayerNorm would cast a map in half precision to
-    float32 and its result back (docs/performance.md counts it). This one casts its weights instead; the kernel computes
-    in float32 in both cases.
+    float32, and its result back (for the cost see docs/performance.md). This one casts its weights instead; the kernel
+    computes in float32 in both cases.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -104,14 +104,14 @@ def add_layer_scale(block: nn.Module, dim: int, value: float | None) -> None:
 
 
 def scaled(branch: Tensor, gamma: nn.Parameter | None) -> Tensor:
-    """LayerScale of a branch ``[..., C]``, where the block has it."""
+    """LayerScale of a branch ``[..., C]``; unchanged without `gamma`."""
     return branch if gamma is None else gamma * branch
 
 
 def pad_to_multiple(x: Tensor, patch_size: int) -> Tensor:
-    """An image ``[B, C, H, W]`` padded with zeros right and bottom to multiples of the patch."""
+    """Pad an image ``[B, C, H, W]`` with zeros right and bottom to multiples of the patch."""
     h, w = x.shape[-2:]
-    # Always while a model is compiled: one program serves all sizes. Eager, padding by nothing would copy the image.
+    # Always while compiling, so that one program serves all sizes. In eager mode, padding by nothing copies the image.
     if torch.compiler.is_compiling() or h % patch_size or w % patch_size:
         right, bottom = ((n + patch_size - 1) // patch_size * patch_size - n for n in (w, h))
         x = F.pad(x, (0, right, 0, bottom))  # [B, C, h*p, w*p]
@@ -123,7 +123,7 @@ RECOMPUTES_ON_CPU = False
 
 
 class _Gelu(Function):
-    """GELU whose node gives its input to others: `hidden` unpacks it once, as activation checkpointing demands."""
+    """GELU that shares its saved input: `hidden` unpacks it once, as activation checkpointing demands."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, approximate: str) -> Tensor:
@@ -147,12 +147,12 @@ class _Gelu(Function):
 class Mlp(nn.Module):
     """Linear, GELU, Linear (ViT section 3.1).
 
-    What the second layer would keep for its backward pass is the largest tensor of a block. It is computed again, from
-    what the GELU keeps anyway, except on a CPU.
+    The input of the second layer is the largest tensor of a block. For the backward pass it is not kept but recomputed
+    from the GELU's saved input, except on a CPU.
 
     Args:
         out_dim: Channels of the result; `dim` when None.
-        approximate: Of the GELU: ``'none'`` or ``'tanh'``, as in torch.
+        approximate: Approximation of the GELU: ``'none'`` or ``'tanh'``, as in torch.
     """
 
     def __init__(self, dim: int, hidden_dim: int, out_dim: int | None = None, approximate: str = "none") -> None:
@@ -164,7 +164,7 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[..., dim]`` to ``[..., out_dim]``."""
         x = self.fc1(x)  # [..., hidden_dim]
-        # A compiler decides by itself what to compute again.
+        # A compiler itself decides what to recompute.
         recomputes = x.device.type != "cpu" or RECOMPUTES_ON_CPU
         if not (recomputes and torch.is_grad_enabled() and x.requires_grad and allows_own_gradients()):
             return self.fc2(F.gelu(x, approximate=self.approximate))  # [..., out_dim]
@@ -202,7 +202,7 @@ class SwiGLU(nn.Module):
         return self.w3(self.norm(F.silu(gate) * value))
 
 
-# Of a block of a plain ViT by name; all take channels, hidden channels, and what makes a norm.
+# Name -> MLP of a plain ViT's block, from channels, hidden channels and a function that makes a norm.
 FFNS: dict[str, Callable[[int, int, Callable], nn.Module]] = {
     "mlp": lambda dim, hidden_dim, norm: Mlp(dim, hidden_dim),
     "mlp_tanh": lambda dim, hidden_dim, norm: Mlp(dim, hidden_dim, approximate="tanh"),
@@ -212,16 +212,13 @@ FFNS: dict[str, Callable[[int, int, Callable], nn.Module]] = {
 
 
 class LinearNoKeyBias(nn.Linear):
-    """Queries, keys and values of tokens of `dim` channels; queries and values have a bias, keys have none
-    (EVA-02, DINOv3).
-    """
+    """Queries, keys and values of tokens with `dim` channels; keys have no bias (EVA-02, DINOv3)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__(dim, 3 * dim, bias=False)
         self.qv_bias = nn.Parameter(torch.zeros(2 * dim))
 
     def reset_parameters(self) -> None:
-        """As of a linear layer; the bias is zero."""
         super().reset_parameters()
         if hasattr(self, "qv_bias"):  # not yet, while torch's constructor runs
             nn.init.zeros_(self.qv_bias)
@@ -232,7 +229,7 @@ class LinearNoKeyBias(nn.Linear):
         return F.linear(x, self.weight, torch.cat([q, zero(q).expand(len(q)), v]))
 
 
-# The layer of queries, keys and values by which of them have a bias, from the channels.
+# Which of queries, keys and values have a bias -> their layer, from the channels.
 QKV_LAYERS: dict[str, Callable[[int], nn.Linear]] = {
     "all": lambda dim: nn.Linear(dim, 3 * dim),
     "no_key": LinearNoKeyBias,
@@ -261,7 +258,7 @@ class PatchEmbed(nn.Module):
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
-    """torch's SyncBatchNorm; on a CPU, where that has no synchronised form and raises, plain batch norm."""
+    """torch's SyncBatchNorm; on a CPU, where torch's raises, plain batch norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, C, ...]`` to the same."""
@@ -271,8 +268,8 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int = 0) -> Tensor:
     """Max pooling of ``[B, C, H, W]`` to ``[B, C, ceil(H / stride), ceil(W / stride)]``.
 
-    While a model is compiled, the image is padded first: what torch does would be compiled for one parity of the sizes.
-    Eager, that would copy the map.
+    While compiling, the map is padded first, because torch's `ceil_mode` is compiled for one parity of the sizes. In
+    eager mode that would copy the map.
     """
     if not torch.compiler.is_compiling():
         return F.max_pool2d(x, kernel, stride, padding, ceil_mode=padding == 0)  # [B, C, h, w]
@@ -294,8 +291,9 @@ class OverlapPatchEmbed(nn.Module):
 
 
 def merge_2x2(x: Tensor) -> Tensor:
-    """Space to depth: 2x2 neighbours as channels, in the authors' order: (row, column) (0, 0), (1, 0), (0, 1), (1, 1).
-    ``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 4 C]``.
+    """Space to depth: ``[B, H, W, C]``, padded right and bottom to even sizes, to ``[B, ceil(H/2), ceil(W/2), 4 C]``.
+
+    Neighbours are in the authors' order of (row, column): (0, 0), (1, 0), (0, 1), (1, 1).
     """
     b, h, w, c = x.shape
     half_h, half_w = (h + 1) // 2, (w + 1) // 2

@@ -1,4 +1,4 @@
-"""Buffers that are formulas: they follow from the constructor's arguments."""
+"""Buffers that are computed from the constructor's arguments."""
 
 from collections.abc import Callable
 
@@ -7,14 +7,13 @@ from torch import nn
 
 
 class FormulaBuffers(nn.Module):
-    """A module whose buffers follow from its constructor's arguments, which calls `make_buffers`.
+    """A module whose buffers are computed from its arguments; the constructor calls `make_buffers`.
 
-    They are made again when a module that was built on the meta device gets memory (`to_empty`): no checkpoint need
-    hold them, and what memory holds is no number.
+    They are computed again when a module from the meta device gets memory (`to_empty`), which is not initialised.
+    Checkpoints need not have them.
     """
 
     def make_buffers(self, device: torch.device | None = None) -> None:
-        """Register the buffers, filled."""
         raise NotImplementedError
 
     def _apply(self, fn: Callable, recurse: bool = True) -> "FormulaBuffers":

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention: a query reads a few points of maps, at places that it predicts."""
+"""Multi-scale deformable attention: a query samples a few points of maps, at positions that it predicts."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from vitdense.errors import OptionError
 from vitdense.layers.layout import cached_by_size, compute_dtype, copied, is_exported
 
-POINTS = 4  # of a head in a level
+POINTS = 4  # per head and level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
 
 
 def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> Tensor:
-    """Weighted bilinear samples (Deformable DETR, equation 3), ``[B, Q, heads d]``, level by level to save memory.
+    """Weighted bilinear samples (Deformable DETR, equation 3), ``[B, Q, heads d]``; level by level, to save memory.
 
     Args:
         levels: Maps of values, ``[B, h, w, heads, d]`` each.
         points: (x, y) in -1..1 of a map, zero outside, ``[B, Q, heads, levels, points, 2]``; samples have their dtype.
-        weights: Of the points, ``[B, Q, heads, levels, points]``.
+        weights: Weights of the points, ``[B, Q, heads, levels, points]``.
     """
     batch, _, heads, *_ = points.shape
     read = bilinear if is_exported() else partial(F.grid_sample, align_corners=False)
@@ -47,8 +47,10 @@ def pixels_of(level: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def bilinear(x: Tensor, points: Tensor) -> Tensor:
-    """`grid_sample` of a map ``[N, d, h, w]`` at (x, y) in -1..1, zero outside, ``[N, Q, P, 2]``, as four gathers of
-    rows: for exported programs, whose runtimes are slow at `GridSample` or compute it wrong. ``[N, d, Q, P]``."""
+    """`grid_sample` of a map ``[N, d, h, w]`` at points ``[N, Q, P, 2]`` in -1..1, zero outside: ``[N, d, Q, P]``.
+
+    It uses four gathers of rows, for exported programs: runtimes are slow at `GridSample`, or compute it wrong.
+    """
     number, _, h, w = x.shape
     rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N * h * w, d]
     size = torch.cat([torch.full((1,), n, dtype=points.dtype, device=x.device) for n in (w, h)])  # [2]
@@ -76,9 +78,9 @@ class References(NamedTuple):
 
 
 def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -> References:
-    """Reference points of the positions of maps of queries, row by row; `x` is a tensor on their device.
+    """Reference points for all positions of the query maps, row by row; `x` is a tensor on the device.
 
-    All maps start at the same corner of the image, and may cover more than the image: patches and strides round up.
+    All maps start at the same corner of the image. They may cover more than the image, as patches and strides round up.
     """
     (rows, heights), (columns, widths) = (
         _centres(x, *(tuple((grid[i], grid[2]) for grid in grids) for grids in (queries, levels))) for i in range(2)
@@ -96,8 +98,11 @@ def references(x: Tensor, queries: tuple[Grid, ...], levels: tuple[Grid, ...]) -
 def _centres(
     queries: tuple[tuple[int, int], ...], levels: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Along one axis, where maps have a number of positions and a stride: the centre of every query in every level,
-    ``[sum of numbers, levels]``, and the length of a position of every level, ``[levels]``; levels are from -1 to 1."""
+    """Reference points along one axis, for maps given as (number of positions, stride).
+
+    Returns the centre of every query in every level, ``[queries, levels]``, and the length of a position of every
+    level, ``[levels]``; a level spans -1 to 1.
+    """
     options = {"device": device, "dtype": torch.promote_types(dtype, torch.float32)}
     one = torch.ones(1, **options)
     centres = torch.cat([(2 * torch.arange(n, **options) + 1) * stride for n, stride in queries])  # in half pixels
@@ -108,7 +113,7 @@ def _centres(
 class DeformableAttention(nn.Module):
     """Multi-scale deformable attention (Deformable DETR, Zhu et al., ICLR 2021, section 4.1).
 
-    At the start head i looks into the i-th direction, and point j of its `POINTS` is j positions away.
+    Initially head i looks into the i-th direction, with its j-th point j positions away.
 
     Args:
         dim: Channels of queries and values.
@@ -139,9 +144,9 @@ class DeformableAttention(nn.Module):
             self.sampling_offsets.bias.copy_(offsets.expand(*self.shape, 2).flatten())
 
     def forward(self, queries: Tensor, values: Tensor, where: References) -> Tensor:
-        """Queries ``[B, Q, C]`` read the positions of all levels, row by row, ``[B, N, C]``; to ``[B, Q, C]``.
+        """Queries ``[B, Q, C]`` read the positions of all levels, row by row, ``[B, N, C]``: ``[B, Q, C]``.
 
-        Samples are in float32 at least: in half precision a large map has fewer places than positions.
+        Coordinates are in at least float32, because half precision cannot tell the positions of a large map apart.
         """
         heads, levels, points = self.shape
         queries = queries.to(compute_dtype(queries))  # once: two layers read them

@@ -1,8 +1,8 @@
 """Tensors that depend only on the map size (window indices, masks, relative indices), and how windows are cut.
 
-In training nearly every batch has a new size. So what is kept depends on one axis of a map (`cached_by_size`), and what
-a pass needs beyond that it makes by a few kernels. While a model is compiled or exported, sizes are symbols: then all
-of it is part of the graph.
+In training nearly every batch has a new size. So cached tensors depend on one axis of a map (`cached_by_size`), and a
+pass computes the rest by a few kernels. While a model is compiled or exported, sizes are symbols, and all tensors are
+part of the graph.
 
 Maps are ``[B, H, W, C]``; windows are row-major: image, window row, window column, unless said otherwise.
 """
@@ -19,12 +19,11 @@ from torch.autograd.function import Function, FunctionCtx
 
 from vitdense.layers.resize import crop
 
-MASK_VALUE = -100.0  # logit added to a masked pair: the authors' value, with which every published Swin was trained
-ALIGNMENT = 8  # elements: fused kernels copy a bias whose rows do not start at a multiple of it
+MASK_VALUE = -100.0  # added to the logits of masked pairs; the value with which every published Swin was trained
+ALIGNMENT = 8  # elements; fused kernels copy a bias whose rows do not start at a multiple
 
 
 def align(length: int) -> int:
-    """`length` rounded up to `ALIGNMENT`."""
     return (length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
@@ -42,36 +41,40 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 
 def longer(a: int, b: int) -> int:
-    """The maximum of two sizes. `max` would ask for their values while a model is exported; torch's is unknown to its
-    compiler and to `torch.jit.trace`, which know `max`."""
+    """The maximum of two sizes.
+
+    `max` would ask for their values while exporting. The compiler and `torch.jit.trace` do not know torch's function.
+    """
     return max(a, b) if torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing() else torch.sym_max(a, b)
 
 
 def is_traced() -> bool:
     """Whether a compiler, an exporter or `torch.jit.trace` records what runs.
 
-    They know no gradients written in Python, and what belongs to one record must not be kept for another.
+    They do not support gradients written in Python, and tensors of one record must not be cached for another.
     """
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def is_exported() -> bool:
-    """Whether `torch.export` records what runs, which runs Python where a compiler does not."""
+    """Whether `torch.export` records what runs."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def allows_own_gradients() -> bool:
-    """Whether gradients may be written in Python: what is traced, and `torch.func`, know torch's own operations.
+    """Whether gradients may be written in Python: not while tracing, and not under `torch.func`.
 
-    So a `Function` here has no ``setup_context``, for which torch would bind the arguments of every call: 1 ms of the
-    host in a training step of Swin-T.
+    So a `Function` here needs no ``setup_context``. With it torch binds the arguments of every call, which takes 1 ms
+    of host time in a training step of Swin-T.
     """
     return not is_traced() and not torch._C._are_functorch_transforms_active()
 
 
 def copied(x: Tensor) -> Tensor:
-    """A contiguous copy. `contiguous` and `reshape` ask for sizes: whether they copy would be decided for the size that
-    is compiled, and no other size could use the program."""
+    """A contiguous copy.
+
+    `contiguous` and `reshape` decide by sizes whether to copy, so a compiled program would fit one size only.
+    """
     return x.clone(memory_format=torch.contiguous_format) if torch.compiler.is_compiling() else x.contiguous()
 
 
@@ -79,12 +82,11 @@ _caches: list[dict[tuple, object]] = []
 
 
 def cached_by_size(make: Callable | None = None, *, at_most: int | None = None) -> Callable:
-    """Keep what `make(*sizes, device, dtype)` returns; the wrapper's first argument is a tensor of that device.
+    """Cache the results of `make(*sizes, device, dtype)`; the wrapper's first argument is a tensor on that device.
 
-    Only for what one axis of a map decides, ``O(h)`` or ``O(w)``, of which thousands take a few MB; or for the last
-    `at_most` results. What is kept cannot go stale: every CUDA stream has its own, so that memory that is freed is used
-    again after the kernels that read it; and a CUDA graph neither reads what is kept nor keeps anything, but makes its
-    own, in its own memory.
+    Use it for tensors that depend on one axis of a map, ``O(h)`` or ``O(w)``: thousands take a few MB. Or set
+    `at_most`, to keep the last results only. Every CUDA stream has its own cache, so that memory is reused only after
+    the kernels that read it. A CUDA graph does not use the cache, and makes its own tensors in its own memory.
     """
     if make is None:
         return partial(cached_by_size, at_most=at_most)
@@ -113,14 +115,13 @@ def cached_by_size(make: Callable | None = None, *, at_most: int | None = None) 
 
 
 def empty_cache() -> None:
-    """Forget what was made for the sizes of maps so far; it is made again when a size comes again."""
+    """Free the tensors that are cached by map size; they are made again on demand."""
     for kept in _caches:
         kept.clear()
 
 
 @cached_by_size
 def zero(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A zero, ``[1]``: called with a tensor, on its device."""
     return torch.zeros(1, device=device, dtype=dtype)
 
 
@@ -210,12 +211,12 @@ def _exchange(x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tens
 
 @dataclass(frozen=True)
 class ShiftedWindows(Windows):
-    """Windows of a map that was padded, then rolled by ``-shift``: the order of the authors' dense code (Swin section
-    3.2; timm rolls first, which differs wherever the map is not a multiple of the window).
+    """Windows of a map that is padded, then rolled by ``-shift``, as in the authors' dense code (Swin section 3.2).
 
-    Only the windows of the last row and of the last column have masked pairs. They come last, so that all others share
-    one bias: the sum of bias and mask of all windows is as large as the attention matrix. In order: the others, the
-    last column, the last row, its corner; each with its images one after another.
+    timm rolls first, which differs if the map is not a multiple of the window. Only windows in the last row and the
+    last column have masked pairs. They come last, so that all others share one bias: bias plus mask for all windows
+    would be as large as the attention matrix. The order is: other windows, last column, last row, corner; each image by
+    image.
     """
 
     gather: Tensor | None = None  # index of the token in every slot of the windows, [B * nH * nW * N], int32
@@ -233,11 +234,11 @@ class ShiftedWindows(Windows):
 
 @dataclass(frozen=True)
 class IndexedWindows(Windows):
-    """`ShiftedWindows` while a model is compiled or exported: in the order of the map, all with a mask, by two gathers.
+    """`ShiftedWindows` for compiled and exported models: in the order of the map, all with a mask, by two gathers.
 
-    There may be no windows without a mask, which a program for all sizes cannot leave out. In eager passes all with a
-    mask took 0.15 GB more for Swin-T at 800x1344, and with windows of 24 six times the memory of queries, keys and
-    values. In onnxruntime, gathers take 13 ms of a pass where rolls, crops and transposes took 38.
+    A program for all sizes cannot treat windows without a mask apart, as there may be none. In eager mode, masks for
+    all windows would take 0.15 GB more for Swin-T at 800x1344, and with windows of 24 six times the memory of queries,
+    keys and values. In onnxruntime, gathers take 13 ms of a pass; rolls, crops and transposes took 38.
     """
 
     gather: Tensor | None = None  # index in a padded map of the token in every slot of its windows, [nH * nW * N]
@@ -266,8 +267,9 @@ class WholeMap(Windows):
 
 
 def window_layout(x: Tensor, window: tuple[int, int] | None, shift: tuple[int, int] = (0, 0)) -> Windows:
-    """The windows of (h, w) tokens of a map ``[B, h, w, C]``, shifted cyclically by (h, w) tokens; without a window the
-    whole map. Their mask has the dtype in which attention computes for the map.
+    """The windows of (h, w) tokens of a map ``[B, h, w, C]``, cyclically shifted by (h, w) tokens; None: the whole map.
+
+    Masks have the dtype in which attention computes for the map.
     """
     batch, h, w, _ = x.shape
     if window is None:
@@ -294,12 +296,12 @@ def _indexed(x: Tensor, size: tuple[int, int], window: tuple[int, int], shift: t
 
 
 def _rolled_axis(x: Tensor, length: int, by: int) -> Tensor:
-    """``[length]``: the numbers of rows (or columns) after a roll by ``-by``."""
+    """The indices of rows (or columns) after a roll by ``-by``, ``[length]``."""
     numbers = torch.arange(length, device=x.device)
     return torch.cat([numbers[by:], numbers[:by]])
 
 
-@cached_by_size(at_most=8)  # of two image sizes: evaluation and fixed crops have the same size again and again
+@cached_by_size(at_most=8)  # enough for two image sizes, as in evaluation or with fixed crops
 def _shifted(
     batch: int,
     size: tuple[int, int],
@@ -322,8 +324,8 @@ def _shifted(
 
 
 def _slots_of_axis(count: int, side: int, shift: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Window of every row (or column) of a padded map that is rolled by ``-shift``, and its place there: ``[count *
-    side]`` each."""
+    """Window of every row (or column) of a padded map rolled by ``-shift``, and the position in it: ``[count * side]``
+    each."""
     slot = (torch.arange(count * side, device=device) - shift) % (count * side)
     return slot // side, slot % side
 
@@ -332,8 +334,8 @@ def _slots_of_axis(count: int, side: int, shift: int, device: torch.device) -> t
 def _row_slots(
     batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The part of rows in `ShiftedWindows.slots`, for the columns of windows before the last column and for the last,
-    ``[2, B, nH*wh]``, and what to add times ``nW - 1``, ``[2, 1, nH*wh]``.
+    """The summand of rows in `ShiftedWindows.slots`, for windows before and in the last column, ``[2, B, nH*wh]``, and
+    a summand to multiply by ``nW - 1``, ``[2, 1, nH*wh]``.
 
     Windows before the last column and row are numbered ``row (nW - 1) + column``; windows of the last column
     ``(nH - 1) (nW - 1) + row``; windows of the last row ``(nH - 1) (nW - 1) + nH - 1 + column``.
@@ -351,7 +353,7 @@ def _row_slots(
 def _column_slots(
     batch: int, count: int, window: tuple[int, int], shift: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The part of columns in `ShiftedWindows.slots`, and whether they are in the last windows: ``[nW*ww]`` each."""
+    """The summand of columns in `ShiftedWindows.slots`, and whether they are in the last window: ``[nW*ww]`` each."""
     column, place = _slots_of_axis(count, window[1], shift, device)  # [nW*ww] each
     is_last = column == count - 1
     return torch.where(is_last, 0, column) * (batch * window[0] * window[1]) + place, is_last
@@ -359,12 +361,10 @@ def _column_slots(
 
 @cached_by_size
 def _masks(window: tuple[int, int], shift: tuple[int, int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Attention masks ``[3, N, align(N)]`` of shifted windows, for the last column of windows, the last row, and the
-    corner.
+    """Attention masks of shifted windows in the last column, the last row and the corner, ``[3, N, align(N)]``.
 
-    They block pairs that are adjacent only because of the cyclic shift: the rows that it moved from the top of the map
-    to the bottom, and those before. Padding is like the pixels next to it: padded keys stay visible, as in the authors'
-    dense code with which every published detector was trained.
+    They block pairs that are adjacent only because of the cyclic shift. Padding is treated like the pixels next to it:
+    padded keys stay visible, as in the authors' dense code, with which every published detector was trained.
     """
     moved = [torch.arange(side, device=device) >= side - by for side, by in zip(window, shift)]  # [wh], [ww]
     rows, columns = (x[:, None] ^ x for x in moved)  # [wh, wh], [ww, ww]; torch 2.11 compiles no `!=` of bools
@@ -379,7 +379,7 @@ def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """``[B, h, w, C]`` times a matrix for each axis, ``[H, h]`` and ``[W, w]``: ``[B, H, W, C]``."""
     b, h, w, c = x.shape
     new_h, new_w = rows.shape[0], columns.shape[0]
-    # matmul would ask for the batch: a program of it would not take a batch of one.
+    # matmul would ask for the batch size, and a program would refuse a batch of one.
     x = torch.bmm(rows.expand(b, -1, -1), x.view(b, h, w * c))  # [B, H, w*C]
     x = torch.bmm(columns.expand(b * new_h, -1, -1), x.view(b * new_h, w, c))  # [B*H, W, C]
     return x.view(b, new_h, new_w, c)  # [B, H, W, C]
@@ -387,7 +387,7 @@ def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 @cached_by_size
 def one_hot(length: int, value: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`value` at the place of every row (or column) of a map, otherwise 0: ``[length, length]``."""
+    """One-hot codes of rows (or columns) of a map, times `value`: ``[length, length]``."""
     number = torch.arange(length, device=device)
     return (number == number[:, None]).to(dtype) * value  # [length, length]
 
@@ -396,7 +396,7 @@ def one_hot(length: int, value: float, device: torch.device, dtype: torch.dtype)
 def relative_index(
     num_queries: int, num_keys: int, width: int, repeats: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """`relative_index_1d`, every row `repeats` times: ``[num_queries * repeats * width]``, int32."""
+    """`relative_index_1d` with every row repeated `repeats` times: ``[num_queries * repeats * width]``, int32."""
     index = relative_index_1d(num_queries, num_keys, width, device)  # [q, width]
     return index[:, None].expand(-1, repeats, -1).flatten().int()  # [q*repeats*width]
 
@@ -407,10 +407,10 @@ def relative_index_1d(
     """Row of a decomposed table for every query and key along one axis (MViTv2 section 3.1), ``[num_queries, width]``,
     int64.
 
-    Queries and keys may differ in number: both are placed on the finer of the two grids. Query i and key j then read
-    row ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``, computed in float32 and rounded towards zero as by the
-    authors, of a table of ``2 max(q, k) - 1``. Columns after the keys, where `width` is larger, hold any row of the
-    table.
+    Queries and keys may differ in number: both are placed on the finer of the two grids. The table has
+    ``2 max(q, k) - 1`` rows; query i and key j read row ``i max(k/q, 1) - j max(q/k, 1) + (k - 1) max(q/k, 1)``,
+    computed in float32 and rounded towards zero, as by the authors. If `width` is larger than the number of keys, the
+    remaining columns have any valid row.
     """
     finer = longer(num_queries, num_keys)
     of_query, of_key = finer / num_queries, finer / num_keys

@@ -1,4 +1,4 @@
-"""LoRA: low-rank updates of linear layers, the only weights of a trunk that train (Hu et al., ICLR 2022)."""
+"""LoRA: low-rank updates of linear layers, while other weights of a trunk are frozen (Hu et al., ICLR 2022)."""
 
 import math
 import re
@@ -13,56 +13,56 @@ from torch import Tensor, nn
 from vitdense.errors import OptionError
 from vitdense.layers.layout import compute_dtype
 
-ATTENTION = "(?:attn|attention)"  # what attention is called: the first by us and timm, the second by transformers
+ATTENTION = "(?:attn|attention)"  # name of attention: ours and timm's, and transformers'
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """``finetune=dict(type='lora', ...)``."""
+    """Options of ``finetune=dict(type='lora', ...)``."""
 
     rank: int = 8  # of an update
     alpha: float = 16.0  # an update is multiplied by alpha / rank
-    # Names of linear layers in attention (qkv, proj) and MLPs (fc1, fc2; of SwiGLU w12, w3).
+    # Names of linear layers in attention (qkv, proj) and MLPs (fc1, fc2; w12, w3 in SwiGLU).
     targets: tuple[str, ...] = ("qkv", "proj")
 
 
 class LowRankUpdate(nn.Module):
-    """``B A x * alpha / rank`` (section 4.1): zero at the start, for B is zero."""
+    """``B A x * alpha / rank`` (section 4.1); initially zero, because B is zero."""
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
         super().__init__()
         self.A = nn.Parameter(torch.empty(rank, layer.in_features))
         self.B = nn.Parameter(torch.zeros(layer.out_features, rank))
         self.alpha = alpha
-        self.register_buffer("scale", torch.tensor(alpha / rank))  # a checkpoint can be merged without a config
+        self.register_buffer("scale", torch.tensor(alpha / rank))  # so that a checkpoint can be merged without a config
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """As at the start."""
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
         nn.init.zeros_(self.B)
         nn.init.constant_(self.scale, self.alpha / len(self.A))
 
     def forward(self, x: Tensor, out: Tensor) -> Tensor:
-        """Add the update of ``x``, ``[..., C]``, to what the layer made of it, ``[..., C']``."""
+        """Add the update for ``x``, ``[..., C]``, to the layer's output, ``[..., C']``."""
         low = F.linear(x, self.A) * self.scale  # [..., rank]
         return torch.addmm(out.flatten(0, -2), low.flatten(0, -2), self.B.mT).view(out.shape)  # [..., C']
 
 
 def _cast_input(layer: nn.Linear, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Forward pre-hook: autocast would cast a map for the layer, and again for its update."""
+    """Forward pre-hook: casts the map once; autocast would cast it for the layer, and again for its update."""
     x, *others = args
     return x.to(compute_dtype(x)), *others
 
 
 def _add_update(layer: nn.Linear, args: tuple[Any, ...], out: Tensor) -> Tensor:
-    """Forward hook of a linear layer, which keeps its class and the name of its weight."""
+    """Forward hook that adds the update, so that the linear layer keeps its class and the name of its weight."""
     return layer.lora(args[0], out)
 
 
 def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
-    """Add an update to every linear layer of `config.targets`, of the parts of a model that train, `modules` by name. A
-    rank below 1, or a target that is no linear layer of attention or MLPs, is refused.
+    """Add an update to every linear layer of `config.targets` in `modules`, the trainable parts of a model by name.
+
+    A rank below 1, or a target that is not a linear layer of attention or MLPs, is refused.
     """
     if config.rank < 1:
         raise OptionError(f"finetune: got rank={config.rank} for LoRA, expected at least 1")

@@ -1,4 +1,4 @@
-"""Masks from queries among the tokens of a plain ViT (EoMT, PMT): prediction, masked attention, annealing."""
+"""Masks predicted by queries among the tokens of a plain ViT (EoMT, PMT); masked attention and its annealing."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from vitdense.layers.blocks import LayerNorm2d
 from vitdense.layers.layout import copied
 
 MASK_STRIDE = 4  # pixels
-POWER = 0.9  # of the polynomials of EoMT's schedules
+POWER = 0.9  # exponent in EoMT's schedules
 
 
 class Prediction(NamedTuple):
@@ -29,7 +29,7 @@ class Prediction(NamedTuple):
 
 
 class UpscaleBlock(nn.Module):
-    """Twice as large a map: transposed convolution, GELU, depthwise 3x3 without a bias, LayerNorm over channels.
+    """Doubles the size of a map: transposed convolution, GELU, depthwise 3x3 without a bias, LayerNorm over channels.
 
     Args:
         dim: Channels.
@@ -52,8 +52,8 @@ class MaskPredictor(nn.Module):
     Args:
         dim: Channels.
         num_queries: Q.
-        num_classes: Without "no object".
-        patch_size: In pixels; masks have the first stride that is 4 pixels or the next above, by halves of the patch.
+        num_classes: Classes without "no object".
+        patch_size: In pixels. The patch is halved until the stride of masks is the smallest of at least 4 pixels.
     """
 
     def __init__(self, dim: int, num_queries: int, num_classes: int, patch_size: int) -> None:
@@ -68,7 +68,7 @@ class MaskPredictor(nn.Module):
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Prediction:
         """Normalised tokens ``[B, Q + E + h*w, C]`` of a map (h, w)."""
-        # A copy: a linear layer asks a part of tokens whether there is one image, and a program serves all batches.
+        # A copy: for a slice, a linear layer asks for the batch size, and a program must serve all.
         queries = copied(x[:, : self.queries.num_embeddings])  # [B, Q, C]
         maps = self.upscale(x[:, -size[0] * size[1] :].mT.unflatten(2, size))  # [B, C, H/4, W/4]
         pixels = maps.permute(0, 2, 3, 1).flatten(1, 2)  # [B, H/4*W/4, C]
@@ -82,16 +82,16 @@ class MaskPredictor(nn.Module):
 
 @torch.no_grad()
 def pairs_that_attend(masks: Tensor, size: tuple[int, int], num_tokens: int, probability: Tensor) -> Tensor:
-    """The attention mask of masked attention (Mask2Former section 3.2.1, as EoMT section 3.3 has it).
+    """The attention mask of masked attention (Mask2Former section 3.2.1, in the form of EoMT section 3.3).
 
-    A query sees the patches where its mask logit, resized to them, is above 0. All other pairs attend, so that no row
-    is ever without a pair.
+    A masked query attends only to patches where its resized mask logit is above 0. All other pairs attend, so every row
+    has a pair.
 
     Args:
         masks: Logits ``[B, Q, H/4, W/4]``.
         size: Map (h, w) in tokens, the last tokens.
         num_tokens: N.
-        probability: Of a query to be masked, a tensor of one value; drawn anew for every image and query.
+        probability: Probability that a query is masked, a tensor of one value; drawn for every image and query.
 
     Returns:
         Bool ``[B, 1, N, N]``, True for pairs that attend.
@@ -111,17 +111,17 @@ def decode(
     predict: Callable[[Tensor], Prediction],
     probabilities: Tensor | None,
 ) -> list[Prediction]:
-    """Blocks over queries and tokens together, and what is predicted before each of them and after the last.
+    """Run blocks over queries and tokens together, and predict before each of them and after the last.
 
     Args:
         x: Tokens ``[B, Q + E + h*w, C]``.
         size: Map (h, w) in tokens.
         steps: The blocks, see `ViT.join`.
-        predict: From tokens; it normalises them.
-        probabilities: Of masked attention, one per block; None for no masks, and only the last prediction.
+        predict: From tokens to a prediction; it normalises them.
+        probabilities: Probabilities of masked attention, one per block; None for no masks and the last prediction only.
 
     Returns:
-        Predictions, the last one last.
+        Predictions in order.
     """
     if probabilities is not None and len(probabilities) != len(steps):
         raise OptionError(
@@ -139,7 +139,6 @@ def decode(
 
 
 def mask_probability(step: int, start: int, end: int) -> float:
-    """How probable masked attention is at a training step: 1 to `start`, then polynomially down to 0 at `end` (EoMT
-    section 3.3)."""
+    """Probability of masked attention at a step: 1 until `start`, then falling to 0 at `end` (EoMT section 3.3)."""
     progress = min(max((step - start) / (end - start), 0.0), 1.0)
     return (1 - progress) ** POWER

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vitdense.layers.blocks import LayerNorm
 
 MASK_STRIDE = 4  # pixels
-OVERSAMPLE, IMPORTANT = 3, 0.75  # points drawn for one that is kept, and the share that the least certain ones are of
+OVERSAMPLE, IMPORTANT = 3, 0.75  # points drawn per kept point, and the share of the least certain ones among the kept
 PIXELS_PER_POINT = 16
 
 
@@ -28,11 +28,10 @@ class Masks(NamedTuple):
     bias: Tensor
 
     def logits(self) -> Tensor:
-        """``[B, Q, H, W]``."""
         return (self.queries @ self.pixels.flatten(2) + self.bias).unflatten(2, self.pixels.shape[2:])
 
     def logits_of(self, image: int, queries: Tensor) -> Tensor:
-        """Of some queries ``[n]`` of an image, ``[n, H, W]``."""
+        """Logits of some queries ``[n]`` of an image, ``[n, H, W]``."""
         pixels = self.pixels[image]
         return (self.queries[image, queries] @ pixels.flatten(1) + self.bias).unflatten(1, pixels.shape[1:])
 
@@ -51,7 +50,7 @@ class SpatialBlock(nn.Module):
 
 
 class MaskBranch(nn.Module):
-    """Masks of the queries of decoder layers: block i goes before the masks of layer i.
+    """Masks of the queries of decoder layers; block i precedes the masks of layer i.
 
     Args:
         dim: Channels.
@@ -66,12 +65,12 @@ class MaskBranch(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor, stride: int, first: Tensor | None, outs: Sequence[Tensor]) -> list[Masks]:
-        """Masks of every layer, and last of the selected rows.
+        """Masks of every layer, then of the selected rows.
 
         Args:
             x: Map ``[B, C, h, w]``.
-            stride: Of the map in pixels.
-            first: Rows that were selected, ``[B, Q, C]``; None for no masks of them, and of the last layer alone.
+            stride: Stride of the map in pixels.
+            first: Selected rows, ``[B, Q, C]``; None for masks of the last layer only.
             outs: Queries after every layer, ``[B, Q, C]`` each.
         """
         size = [n * stride // MASK_STRIDE for n in x.shape[2:]]
@@ -84,20 +83,20 @@ class MaskBranch(nn.Module):
         return found if first is None else [*found, self.masks(start, first)]
 
     def masks(self, x: Tensor, queries: Tensor) -> Masks:
-        """Of a map ``[B, C, H, W]`` and queries ``[B, Q, C]``."""
+        """Masks from a map ``[B, C, H, W]`` and queries ``[B, Q, C]``."""
         queries = queries + self.fc2(F.gelu(self.fc1(self.norm(queries))))  # [B, Q, C]
         return Masks(self.pixel_proj(x), self.query_proj(queries), self.bias)
 
 
 def read_maps(maps: Tensor, points: Tensor) -> Tensor:
-    """Maps ``[n, C, H, W]`` bilinearly at points ``[n, P, 2]``, (x, y), 0 to 1; the border goes on. ``[n, C, P]``."""
+    """Maps ``[n, C, H, W]`` bilinearly at points ``[n, P, 2]`` (x, y), 0 to 1, border repeated: ``[n, C, P]``."""
     return F.grid_sample(maps, 2 * points[:, None] - 1, padding_mode="border", align_corners=False)[:, :, 0]
 
 
 def read_masks(masks: Tensor, which: Tensor, points: Tensor) -> Tensor:
-    """Some masks ``[n]`` of ``[T, H, W]`` at the pixels of points ``[n, P, 2]``, 0 or 1, ``[n, P]``.
+    """Masks `which` ``[n]`` of ``[T, H, W]`` at the pixels of points ``[n, P, 2]``: 0 or 1, ``[n, P]``.
 
-    The masks themselves are not copied, of which every group of queries would have its own.
+    The masks themselves are not copied; there would be a copy for every group of queries.
     """
     h, w = masks.shape[1:]
     columns, rows = (points * points.new_tensor([w, h])).long().unbind(-1)  # [n, P] each
@@ -106,9 +105,9 @@ def read_masks(masks: Tensor, which: Tensor, points: Tensor) -> Tensor:
 
 @torch.no_grad()
 def uncertain_points(logits: Tensor) -> Tensor:
-    """Points ``[n, P, 2]`` of masks ``[n, H, W]``: those with the least certain logits of many, and others (PointRend).
+    """Points ``[n, P, 2]`` of masks ``[n, H, W]``: the least certain of many random ones, and others (PointRend).
 
-    P is the number of rows, and at least one for `PIXELS_PER_POINT` pixels.
+    P is the number of rows, and at least one per `PIXELS_PER_POINT` pixels.
     """
     n, h, w = logits.shape
     number = max(h, h * w // PIXELS_PER_POINT)

@@ -14,30 +14,28 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from vitdense.layers.layout import compute_dtype, is_traced
 
-# Of glibc's mallopt.
+# Parameters of glibc's mallopt.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
-KEEP = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1}  # no allocation by mmap, which free would return; the heap never shrinks
-# Where its own thresholds are as soon as a large tensor was freed; it stops moving them once one is set.
+KEEP = {M_MMAP_MAX: 0, M_TRIM_THRESHOLD: -1}  # no mmap, whose memory free would return; the heap never shrinks
+# glibc's own thresholds after a large tensor was freed; it stops adapting them once one is set.
 AS_GLIBC = {M_MMAP_MAX: 65536, M_MMAP_THRESHOLD: 2**25, M_TRIM_THRESHOLD: 2**26}
-# Multiply-adds from which on a product is worth the 40 us that a call of oneDNN costs beyond one of MKL.
+# Least multiply-adds of a product to be worth the 40 us that a call of oneDNN costs more than one of MKL.
 SMALLEST_PRODUCT = 2**26
 
 
 class OneDnnLinear(TorchFunctionMode):
-    """A context in which linear layers on a CPU compute in oneDNN as one kernel, in float32 and in bfloat16, also by
-    autocast; without gradients.
+    """A context in which linear layers on a CPU run as one oneDNN kernel, in float32 or bfloat16 (also by autocast).
 
-    In float32 torch would take MKL, which leaves half to three quarters of an AMD CPU with AVX-512 unused; with AVX2
-    alone both reach the peak (docs/performance.md). The error against float64 is that of float32 in both. In bfloat16
-    torch writes the bias first, then adds the product.
+    Without gradients only. In float32 torch would use MKL, which leaves half to three quarters of an AMD CPU with
+    AVX-512 unused; with AVX2 both reach the peak (docs/performance.md). Errors are the usual ones of float32 in both.
+    In bfloat16 torch would write the bias first, then add the product.
 
-    Modules, their hooks and their weights stay as they are: calls of `torch.nn.functional.linear` by this thread are
-    answered. `torch.set_float32_matmul_precision` would choose oneDNN too, but for all products of the process:
-    attention in small windows becomes slow by it, and a CPU with AMX computes in bfloat16.
+    Modules, hooks and weights stay as they are: the context replaces `torch.nn.functional.linear` for this thread.
+    `torch.set_float32_matmul_precision` would also choose oneDNN, but for all products of the process: attention in
+    small windows would be slow, and a CPU with AMX would compute in bfloat16.
 
-    Weights in bfloat16 are kept, laid out for oneDNN, as long as their parameters live: the next batch has them. A
-    weight that has changed, or whose memory is another one, is cast again; writes through `.data` count as none in
-    torch.
+    bfloat16 weights are kept in oneDNN's layout as long as their parameters live. A weight is converted again after a
+    change, or if its memory is another. torch does not notice writes through `.data`.
     """
 
     def __torch_function__(
@@ -48,7 +46,7 @@ class OneDnnLinear(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """`torch.nn.functional.linear`, ``[..., C]`` to ``[..., C']``. A weight ``[C]``, to ``[...]``, is torch's."""
+        """`torch.nn.functional.linear`, ``[..., C]`` to ``[..., C']``. A weight ``[C]`` is left to torch."""
         dtype = compute_dtype(input)
         dtypes = {input.dtype, weight.dtype}  # autocast leaves float64
         applies = (
@@ -67,12 +65,12 @@ class OneDnnLinear(TorchFunctionMode):
         return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
 
 
-_packed = WeakIdKeyDictionary()  # by parameter: its version and memory, and what is kept of it
+_packed = WeakIdKeyDictionary()  # parameter -> its version and memory, and the packed weight
 
 
 def packed(weight: Tensor) -> Tensor:
-    """A weight ``[C', C]`` in bfloat16, as oneDNN reads it; of a parameter it is kept."""
-    if not isinstance(weight, nn.Parameter) or weight.is_inference():  # one that is made anew, or has no version
+    """A weight ``[C', C]`` in bfloat16 and oneDNN's layout; kept for parameters."""
+    if not isinstance(weight, nn.Parameter) or weight.is_inference():  # temporary, or without a version
         return weight.to(torch.bfloat16)
     state = weight._version, weight.data_ptr()
     kept = _packed.get(weight)
@@ -83,23 +81,22 @@ def packed(weight: Tensor) -> Tensor:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Whether oneDNN takes bfloat16 on this CPU; elsewhere it raises."""
+    """Whether oneDNN supports bfloat16 on this CPU; else it would raise."""
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def has_onednn() -> bool:
-    """Whether torch has both libraries."""
     return torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
 
 
 def keep_memory(keep: bool = True) -> bool:
-    """Let this process keep the memory that tensors on the CPU free, for those that come next.
+    """Let this process keep freed CPU memory for later tensors. Needs glibc.
 
-    Otherwise glibc returns tensors from 32 MiB on to the system, which then fills every page of the next ones with
-    zeros. The process keeps the memory of its peak. It needs glibc.
+    By default glibc returns the memory of tensors from 32 MiB on to the system, which zeroes every page of the next
+    ones. With this, the process keeps its peak memory.
 
     Args:
-        keep: False: as glibc does by default once it has freed a large tensor.
+        keep: False restores glibc's behaviour.
 
     Returns:
         Whether it took effect.
@@ -114,5 +111,4 @@ def keep_memory(keep: bool = True) -> bool:
 
 
 def is_glibc() -> bool:
-    """Whether memory comes from glibc."""
     return platform.libc_ver()[0] == "glibc"

@@ -11,17 +11,18 @@ from vitdense.errors import OptionError
 from vitdense.layers.layout import cached_by_size, longer, resample, without_autocast
 from vitdense.layers.resize import crop, is_resized, resize_grid, wide_dtype
 
-# How a model resizes its table to a map: bicubically; as DINOv2 without registers, as if the map were a tenth of a
-# token larger; bicubically with antialias, as DINOv2 with registers; bilinearly, as Perception Encoder; bilinearly with
-# antialias, as TIPSv2; or bilinearly to a square of the longer side, of which a map is the top left, as C-RADIO v4, or
-# with aligned corners, as C-RADIO v3.
+# How a model resizes its table to a map. bicubic: plain. dinov2 (DINOv2 without registers): bicubic as if the map were
+# a tenth of a token larger. antialias (DINOv2 with registers): bicubic with antialias. bilinear (Perception Encoder)
+# and bilinear with antialias (TIPSv2): as named. bilinear_square (C-RADIO v4): bilinear to a square of the longer side,
+# cut to the map at the top left; bilinear_square_corners (C-RADIO v3): the same with aligned corners.
 SQUARE_RULES = ("bilinear_square", "bilinear_square_corners")
 POSITION_RULES = ("bicubic", "dinov2", "antialias", "bilinear", "bilinear_antialias", *SQUARE_RULES)
 
 
 class AbsolutePosition(nn.Module):
-    """Learned position embedding of the pretraining grid (h, w) in tokens, resized to the map it is added to by one of
-    `POSITION_RULES`. By `SQUARE_RULES` the grid must be square.
+    """Learned position embedding of the pretraining grid (h, w) in tokens, resized to a map by one of `POSITION_RULES`.
+
+    `SQUARE_RULES` need a square grid.
     """
 
     def __init__(self, grid: tuple[int, int], dim: int, rule: str = "bicubic") -> None:
@@ -35,7 +36,7 @@ class AbsolutePosition(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Adds the embedding to ``x`` ``[B, H, W, C]``.
 
-        The sum is the residual stream, to which all blocks add: under autocast it is in float32, as torch promotes it.
+        The sum starts the residual stream; under autocast it is in float32 by torch's promotion.
         """
         size = x.shape[1], x.shape[2]
         if self.rule == "bicubic":
@@ -50,16 +51,18 @@ class AbsolutePosition(nn.Module):
             table = crop(table, size, dim=1) if self.rule in SQUARE_RULES else table  # [1, H, W, C]
         else:
             table = self.table
-        # In this order the sum has the memory layout of the table, which the next layers want, not of a convolution.
+        # In this order the sum has the memory layout of the table, which suits the next layers, not of a convolution.
         return table + x
 
 
 def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
-    """What DINOv2 adds to the size of a map ``[B, h, w, C]`` that differs from the grid: a tenth of a token. A program
-    for all sizes finds out while it runs."""
+    """DINOv2's tenth of a token, added to the size of a map ``[B, h, w, C]`` that differs from the grid, else 0.
+
+    A program for all sizes decides this at run time.
+    """
     if not torch.compiler.is_compiling():
         return 0.1
-    sizes = [torch.arange(n, device=x.device)[-1:] + 1 for n in x.shape[1:3]]  # [1] each: nothing asks for a value
+    sizes = [torch.arange(n, device=x.device)[-1:] + 1 for n in x.shape[1:3]]  # [1] each, without asking for a value
     return 0.1 * torch.stack([size != old for size, old in zip(sizes, grid)]).any().float()
 
 
@@ -67,8 +70,10 @@ def _added_size(x: Tensor, grid: Sequence[int]) -> float | Tensor:
 def _resize_weights(
     length: int, old: int, rule: str, added: float | Tensor, wide: torch.dtype, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The resize ``[length, old]`` of an axis of a grid by a rule other than ``'bicubic'``. Nothing asks for the value
-    of a size, so that one exported program serves all."""
+    """Interpolation matrix ``[length, old]`` of an axis for a rule other than ``'bicubic'``.
+
+    It does not ask for the value of a size, so that one exported program serves all.
+    """
     place = torch.arange(length, device=device, dtype=wide)  # [length]
     weights = {
         "dinov2": _bicubic_weights,
@@ -88,7 +93,7 @@ def _cubic(x: Tensor, a: float) -> Tensor:
 
 
 def _bicubic_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
-    """As torch without antialias: from four neighbours; the border is repeated."""
+    """torch's bicubic weights without antialias: four neighbours, border repeated."""
     at = (place + 0.5) * scale - 0.5  # [n]
     taps = at.floor()[:, None] + torch.arange(-1, 3, device=place.device)  # [n, 4]
     share = _cubic(at[:, None] - taps, -0.75)  # [n, 4]
@@ -96,19 +101,19 @@ def _bicubic_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
 
 
 def _antialias_weights(place: Tensor, scale: Tensor, old: int, kernel: Callable[[Tensor], Tensor]) -> Tensor:
-    """As torch with antialias: a wider kernel for a smaller map; what is outside the border does not count."""
+    """torch's weights with antialias: a wider kernel for a smaller map; positions outside do not count."""
     centre = (torch.arange(old, device=place.device) + 0.5 - ((place + 0.5) * scale)[:, None]) / scale.clamp(min=1)
     share = kernel(centre)  # [n, old]
     return share / share.sum(1, keepdim=True)
 
 
 def _bilinear_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
-    """As torch without antialias: from two neighbours; the border is repeated."""
+    """torch's bilinear weights without antialias: two neighbours, border repeated."""
     return _linear_weights(((place + 0.5) * scale - 0.5).clamp(0, old - 1), old)  # [n, old]
 
 
 def _corner_weights(place: Tensor, scale: Tensor, old: int) -> Tensor:
-    """As torch without antialias, corners aligned."""
+    """torch's bilinear weights with aligned corners."""
     return _linear_weights(place * ((old - 1) / place[-1:].clamp(min=1)), old)  # [n, old]
 
 
@@ -119,7 +124,7 @@ def _linear_weights(at: Tensor, old: int) -> Tensor:
 class ExtraTokens(nn.Module):
     """The class token of a ViT, and the distillation token of a DeiT (section 4), prepended to the tokens of the map.
 
-    In all but DeiT III they have a `position`. Registers (Darcet et al., ICLR 2024) come after them and have none.
+    They have a `position`, except in DeiT III. Registers (Darcet et al., ICLR 2024) come after them and have none.
     """
 
     def __init__(self, dim: int, distilled: bool, position: bool, registers: int = 0) -> None:

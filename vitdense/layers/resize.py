@@ -1,8 +1,7 @@
 """Resolution transfer: pure functions from a tensor at one grid to the same tensor at another.
 
 All compute in float32 or wider, return the dtype of the input, and are exactly the identity when the grids are equal.
-The default rule is the authors' (align_corners False, no antialias). timm's is here by name, to reproduce what timm
-computes:
+The default rule is the authors' (align_corners False, no antialias). ``timm`` reproduces timm's:
 
 ===========  =============================================  ======================  ======================
 rule         relative position bias tables                  absolute positions      patch embedding
@@ -25,8 +24,7 @@ RULES = ("bicubic", "timm")
 
 
 def is_resized(old: Sequence[int], new: Sequence[int]) -> bool:
-    """Whether sizes differ. Sizes that are symbols, while a model is compiled or exported, count as different, so that
-    one program serves all sizes; equal ones are resized to themselves exactly."""
+    """Whether sizes differ. Symbols, while compiling or exporting, always do, so that one program serves all sizes."""
     symbolic = torch.compiler.is_dynamo_compiling() or any(isinstance(n, torch.SymInt) for n in new)
     return symbolic or tuple(old) != tuple(new)
 
@@ -47,9 +45,10 @@ def resize_grid(x: Tensor, size: tuple[int, int], rule: str = "bicubic") -> Tens
 
 
 def resize_patch(weight: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize the convolution of a patch embedding, ``[D, C, h, w]``, to patches of (H, W) pixels, ``[D, C, H, W]``, so
-    that resized patches give what the old ones gave (FlexiViT, section 3.4): by the pseudo-inverse of the bicubic
-    resize with antialias.
+    """Resize the convolution of a patch embedding, ``[D, C, h, w]``, to patches of (H, W) pixels, ``[D, C, H, W]``.
+
+    Resized patches then have the same embedding (FlexiViT, section 3.4), by the pseudo-inverse of the bicubic resize
+    with antialias.
     """
     wide = weight.to(wide_dtype(weight))
 
@@ -62,10 +61,9 @@ def resize_patch(weight: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, int]) -> Tensor:
-    """A map ``[B, C, h, w]`` read bilinearly at the pixels of a map of another stride, which covers the same image:
-    ``[B, C, *size]``.
+    """Resize a map ``[B, C, h, w]`` bilinearly to a map of another stride for the same image: ``[B, C, *size]``.
 
-    Strides are in pixels, and need not divide each other. Outside of `x`, its border goes on.
+    Strides are in pixels, and need not divide each other. The border of `x` is repeated.
     """
     step = math.lcm(stride, new_stride) // stride
     h, w = ((n + step - 1) // step * step for n in x.shape[2:])  # whole positions of both strides
@@ -78,7 +76,7 @@ def resize_to_stride(x: Tensor, stride: int, new_stride: int, size: tuple[int, i
 def crop(x: Tensor, size: tuple[int, int], dim: int = 2) -> Tensor:
     """The top left (H, W) of a map, whose rows are dimension `dim`: of ``[B, C, h, w]``, ``[B, C, H, W]``."""
     rows, columns = (old - new for old, new in zip(x.shape[dim : dim + 2], size))
-    if torch.compiler.is_compiling():  # a slice would ask whether it is shorter; padding does not, but copies
+    if torch.compiler.is_compiling():  # a slice would ask for sizes; padding does not, but copies
         return F.pad(x, (*[0, 0] * (x.ndim - dim - 2), 0, -columns, 0, -rows))  # [B, C, H, W]
     return x[(*[slice(None)] * dim, slice(size[0]), slice(size[1]))]  # [B, C, H, W]
 
@@ -108,11 +106,11 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
 def resize_window_linear(x: Tensor, window: tuple[int, int], rule: str = "bicubic") -> Tensor:
     """Resize the weight or the bias of a linear map over the tokens of a window to another window.
 
-    Outputs and inputs are resized as grids. Weights are divided by how many times more inputs there are: a mean of the
-    window stays the mean of the window. No one published a rule; this one is ours.
+    Outputs and inputs are resized as grids. Weights are divided by the ratio of new to old inputs, so that a mean of
+    the window stays a mean. There is no published rule; this one is ours.
 
     Args:
-        x: Weight ``[heads, h, w, h, w]``, of every output for every input, or bias ``[heads, h, w]``.
+        x: Weight ``[heads, h, w, h, w]``, outputs then inputs; or bias ``[heads, h, w]``.
         window: New window (H, W) in tokens.
         rule: See above.
 
@@ -133,9 +131,7 @@ def bicubic_weights(old: int, new: int, device: torch.device | None = None, dtyp
 
 
 def resize_relative_position(table: Tensor, length: int) -> Tensor:
-    """Linear resize of one axis of a decomposed relative position table, as the MViTv2 authors do at run time:
-    ``[L, d]`` to ``[length, d]``.
-    """
+    """Resize a decomposed relative position table ``[L, d]`` linearly to ``[length, d]``, as MViTv2's code does."""
     if not is_resized(table.shape[:1], (length,)):
         return table
     y = table.to(wide_dtype(table)).T[None]  # [1, d, L]
@@ -144,10 +140,10 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
 
 
 def _geometric_weights(old: int, new: int) -> Tensor:
-    """Weights ``[new, old]`` of one axis of the resize of BEiT's authors, as timm has it.
+    """Interpolation matrix ``[new, old]`` of one axis for the resize of BEiT's authors, as in timm.
 
-    The `old` entries are placed at distances from the centre that grow geometrically and just reach ``new // 2``. They
-    are read, linearly, at whole distances.
+    The `old` entries lie at distances from the centre that grow geometrically up to ``new // 2``. They are interpolated
+    linearly at whole distances.
     """
     if old < 3:
         raise OptionError(

@@ -1,4 +1,4 @@
-"""Rotary position embedding: queries and keys are rotated by angles of the row and the column of their token.
+"""Rotary position embedding: queries and keys are rotated by angles from the row and the column of their token.
 
 Attention then depends on differences of positions (Su et al., 2021; for maps: EVA-02, DINOv3).
 """
@@ -19,22 +19,22 @@ from vitdense.layers.layout import Windows, cached_by_size, compute_dtype
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """How a model rotates. Channels of a head are in pairs, half of them for the rows, half for the columns."""
+    """How a model rotates. Channels of a head form pairs, half of them for rows, half for columns."""
 
-    base: float  # of the geometric progression of the periods
+    base: float  # base of the geometric progression of periods
     position: str  # one of `POSITIONS`
     neighbours: bool  # whether channels 2k and 2k + 1 are a pair, or k and k + d/2
-    per_window: bool = False  # whether the axes are of a window, or of the map
+    per_window: bool = False  # whether positions are within a window, or in the map
     columns_first: bool = False  # whether the first half of the pairs is for the columns
     turn: float = 1.0  # angle of a period in radians
-    is_saved: bool = False  # whether checkpoints may hold the periods
+    is_saved: bool = False  # whether checkpoints may have the periods
 
 
-# Of the tokens 0 to n - 1 of an axis, from their numbers and n.
+# Name -> positions of the tokens of an axis, from their indices 0 to n - 1 and n.
 POSITIONS: dict[str, Callable[[Tensor, int], Tensor]] = {
     "centred": lambda i, n: (2 * i + 1) / n - 1,  # the centres of tokens in a map from -1 to 1
-    "of_16": lambda i, n: i / n * 16,  # every window, and every map, is as large as the 16 tokens of pretraining
-    "from_1": lambda i, n: i + 1,  # the class token, which is not rotated, is at 0; without one the 1 has no effect
+    "of_16": lambda i, n: i / n * 16,  # every window and map spans the 16 tokens of pretraining
+    "from_1": lambda i, n: i + 1,  # the class token, which is not rotated, is at 0
 }
 ROPES = {
     "dinov3": RopeSpec(100.0, "centred", neighbours=False, turn=2 * math.pi, is_saved=True),
@@ -46,7 +46,7 @@ AUGMENTATIONS = ("shift", "jitter", "rescale")
 
 @dataclass(frozen=True)
 class Periods:
-    """The periods of the angles, as numbers and on the device of the model: a copy from the host would make it wait."""
+    """The periods of angles as numbers, and on the model's device: a copy from the host would make it wait."""
 
     values: tuple[float, ...]
     tensor: Tensor = field(compare=False, repr=False)  # [d/4]
@@ -56,8 +56,8 @@ class Periods:
 class Rotation:
     """The rotation of the tokens of a map, or of windows."""
 
-    cos: Tensor  # [nW, n, 1, 1, d] for nW windows that differ; 1 where all windows, or maps, are the same
-    sin: Tensor  # likewise, with the sign of the channel that it is multiplied with
+    cos: Tensor  # [nW, n, 1, 1, d] for nW different windows, or 1 if all are the same
+    sin: Tensor  # likewise, with the sign for the channel that it multiplies
     neighbours: bool  # see `RopeSpec`
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -78,17 +78,17 @@ def attend_rotated(qkv: Tensor, rotation: Rotation, mask: Tensor | None = None) 
 
 
 class Rope(FormulaBuffers):
-    """Makes the rotations of a model; for other periods, load or assign them: do not write.
+    """Makes the rotations of a model. To change periods, load or assign them; do not write in place.
 
     Args:
         kind: One of `ROPES`.
         head_dim: Channels of a head, a multiple of 4.
-        augment: In training, positions from -1 to 1 are drawn anew at every forward pass: ``shift`` s adds from -s to s
-            to rows and to columns; ``jitter`` J scales rows and columns by 1/J to J each, ``rescale`` R both alike.
+        augment: Random changes of positions in every training pass. ``shift`` s adds -s to s to rows and columns;
+            ``jitter`` J scales rows and columns by 1/J to J independently, ``rescale`` R both alike.
 
     Attributes:
-        periods: ``[d/4]`` in float32, which the checkpoints of some kinds hold.
-        values: The same as numbers: a geometric progression from 1 to nearly the base, if no other was loaded.
+        periods: ``[d/4]`` in float32; checkpoints of some kinds have them.
+        values: The same as numbers, by default a geometric progression from 1 to nearly the base.
     """
 
     def __init__(self, kind: str, head_dim: int, augment: Mapping[str, float] | None = None) -> None:
@@ -101,7 +101,7 @@ class Rope(FormulaBuffers):
                 f"rope_augment: got {self.augment} with rope {kind!r}, expected any of {', '.join(AUGMENTATIONS)} with "
                 f"rope 'dinov3', whose positions are from -1 to 1"
             )
-        # Exponents in float32, as the authors; numbers, for a tensor has none on the meta device.
+        # Exponents in float32, as by the authors; in numpy, because a tensor on the meta device has no values.
         exponents = np.arange(head_dim // 4, dtype=np.float32) * np.float32(4 / head_dim)
         self.values = tuple(self.spec.base ** float(exponent) for exponent in exponents)
         self.make_buffers()
@@ -129,13 +129,14 @@ class Rope(FormulaBuffers):
             self.values = tuple(self.periods.tolist())
 
     def forward(self, x: Tensor, window: tuple[int, int] | None, num_extra: int) -> Rotation:
-        """The rotation for a block with a window of (h, w) tokens, or None, of a map ``[B, h, w, C]``, whose size,
-        device and dtype count. `num_extra` tokens before the map are not rotated.
+        """The rotation for a map ``[B, h, w, C]``, whose values do not count, and a block's window (h, w) or None.
+
+        `num_extra` tokens before the map are not rotated.
         """
-        if self.periods.is_meta and not x.is_meta:  # the weights were assigned, and no file holds these
+        if self.periods.is_meta and not x.is_meta:  # weights were assigned from a file without these
             self.make_buffers(x.device)
         size = x.shape[1], x.shape[2]
-        # Windows of a map differ; their padding goes on as the map does.
+        # Windows of a map differ; positions continue in the padding.
         differ = window is not None and not self.spec.per_window
         size = window if window and self.spec.per_window else size
         lengths = tuple(-(-n // side) * side for n, side in zip(size, window)) if differ else size
@@ -173,8 +174,9 @@ def _turns(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Cosine and signed sine of the angles of the first `length` tokens of an axis of `size`: ``[2, length, 1, d/2]``
-    where neighbours are pairs, otherwise ``[2, length, 2, d/4]``.
+    """Cosine and signed sine of the angles of the first `length` tokens of an axis of `size`.
+
+    The result is ``[2, length, 1, d/2]`` if neighbours form pairs, else ``[2, length, 2, d/4]``.
     """
     at = POSITIONS[spec.position](torch.arange(length, device=device, dtype=torch.float32), size)  # [length]
     if change is not None:
