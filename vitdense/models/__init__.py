@@ -1,6 +1,6 @@
 """Backbones for dense prediction on torch alone: a folder per family."""
 
-# Class: folder.
+# Class -> folder.
 FAMILIES = {
     "Swin": "swin",
     "SwinV2": "swin_v2",
@@ -13,5 +13,5 @@ FAMILIES = {
     "TimmTrunk": "foreign",
     "TransformersTrunk": "foreign",
 }
-# Heads with naming schemes: the folder that has them.
+# Head with naming schemes -> its folder.
 HEADS = dict.fromkeys(("eomt", "pmt", "rfdetr_projector", "rfdetr"), "vit")

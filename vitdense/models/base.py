@@ -1,4 +1,4 @@
-"""What all backbones share: outputs, freezing, activation checkpointing, loading."""
+"""The base of all backbones: outputs, freezing, activation checkpointing, loading."""
 
 import inspect
 import logging
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 Finetune = str | Mapping | None
 InitCfg = dict | Sequence[dict] | str | Path | None
 
-# What trains by `finetune`, as regular expressions of parameter names; everything else is frozen. "Three things"
-# section 4 adapts the attention and, in its code, the position embeddings; the MLPs are its control, which differs in
-# nothing else. Output norms are in no classifier's checkpoint: they train.
+# Regular expressions of parameters that `finetune` trains; others are frozen. "Three things" section 4 trains the
+# attention and, in its code, position embeddings; as a control, the MLPs instead of the attention. Output norms train,
+# because no classifier's checkpoint has them.
 _ALWAYS = r"absolute_pos_embed\..+|tokens\..+_position|norm\d+\..+"
 FINETUNE = {kind: rf".+\.{name}\d*\..+|{_ALWAYS}" for kind, name in (("attention", ATTENTION), ("mlp", "mlp"))}
 FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
@@ -41,7 +41,7 @@ FINETUNE["lora"] = r".+\.lora\.[AB]|norm\d+\..+"
 LOADING = tuple(name for name in inspect.signature(load_pretrained).parameters if name not in ("model", "checkpoint"))
 _COUNT = (is_whole, "a whole number above 0")
 _RATIO = (lambda x: is_number(x) and x > 0, "a number above 0")
-# Arguments of constructors by their names: whether a value is one, and what is.
+# Argument of a constructor -> test of a value, and what is expected.
 ARGUMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("in_channels", "patch_size", "kernel_size", "conv_inplane", "deform_num_heads"), _COUNT),
     **dict.fromkeys(("mlp_ratio", "deform_ratio"), _RATIO),
@@ -54,7 +54,7 @@ ARGUMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
-    """Check the arguments of a constructor by `ARGUMENTS`; a default of True or False allows these two alone."""
+    """Check the arguments of a constructor by `ARGUMENTS`; an argument whose default is a bool must be a bool."""
     defaults = arguments(kind) or {}
     for name, value in given.items():
         default = defaults.get(name, inspect.Parameter.empty)
@@ -66,7 +66,7 @@ def check_arguments(kind: type, given: Mapping[str, Any]) -> None:
 
 
 def check_init_cfg(init_cfg: InitCfg) -> None:
-    """Check an `init_cfg` that loads weights: a `type`, a `checkpoint`, and options of `load_pretrained` alone."""
+    """Check an `init_cfg` that loads weights: it has only `type`, `checkpoint` and options of `load_pretrained`."""
     for cfg in init_cfg if isinstance(init_cfg, (list, tuple)) else [init_cfg] if init_cfg else []:
         example = "expected such as dict(type='Pretrained', checkpoint='swin_tiny')"
         if not isinstance(cfg, Mapping) or "type" not in cfg:
@@ -80,7 +80,7 @@ def check_init_cfg(init_cfg: InitCfg) -> None:
 
 
 def as_pair(value: int | Sequence[int], name: str) -> tuple[int, int]:
-    """A size given as one int or as (h, w), as a tuple (h, w); a ValueError for anything else, or a size below 1."""
+    """A tuple (h, w) from one int or (h, w); a ValueError for anything else, or a size below 1."""
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(pair) != 2 or not all(map(is_whole, pair)):
         raise OptionError(f"{name}: got {value!r}, expected a positive int or a pair (h, w) of them")
@@ -101,10 +101,10 @@ def drop_path_rates(last: float, depth: int) -> list[float]:
 
 
 def tap(trunks: Sequence["Backbone"], unrolled: list) -> list[tuple]:
-    """The outputs of each of some trunks, which differ in these alone, in one pass.
+    """The outputs of several trunks that differ only in their outputs, in one pass.
 
-    `unrolled` is what `Backbone.unroll` returned, of the trunk with the last output. It is emptied, so that the map
-    before the first stage is freed after that stage.
+    `unrolled` is the result of `Backbone.unroll` for the trunk with the last output. It is emptied, to free the map
+    before the first stage after that stage.
     """
     x, size, steps = unrolled
     unrolled.clear()
@@ -118,7 +118,7 @@ def tap(trunks: Sequence["Backbone"], unrolled: list) -> list[tuple]:
 
 
 def check_image(x: Tensor, channels: int) -> Tensor:
-    """The same, if it is a batch of images of these channels that are no integers; otherwise a ValueError."""
+    """`x`, if it is a floating-point batch of images with these channels; else a ValueError."""
     if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(
@@ -149,11 +149,11 @@ def _warn_unloaded(model: "Backbone", *_: Any) -> None:
 
 
 class Stage(nn.Module):
-    """Blocks of one resolution, and what leads to the next one.
+    """Blocks of one resolution, and the downsampling to the next one.
 
     Args:
-        downsample: From the map after the blocks to the input of the next stage; None where a block does it, or where
-            no stage follows.
+        downsample: From the map after the blocks to the input of the next stage; None if a block does it, or if no
+            stage follows.
         with_cp: Recompute the activations of every block, and of `downsample`, in the backward pass.
     """
 
@@ -195,11 +195,11 @@ class Backbone(Module):
         drop_path_rate: Stochastic depth of the last block; it grows linearly from 0 at the first.
         out_indices: Stages to return, ascending, counted from 0.
         frozen_stages: -1 freezes nothing; 0 the stem; n also the first n stages with their output norms; ``'all'``
-            everything: no part of the trunk is in the graph, in training mode or with an optimiser.
+            everything: no part of the trunk is in the graph, in training mode or in an optimiser.
         finetune: ``'attention'`` trains attention, positions and output norms only ("Three things" section 4),
             ``'mlp'`` the MLPs in place of the attention, as its control; ``'lora'``, or ``dict(type='lora', rank=8,
             alpha=16, targets=('qkv', 'proj'))``, low-rank updates of linear layers and the output norms
-            (`vitdense.layers.lora`); None trains everything. Refused where a backbone has no such part.
+            (`vitdense.layers.lora`); None trains everything. Refused if a backbone has no such part.
         with_cp: Recompute activations in the backward pass: less memory, more time, the same gradients.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)``, or the checkpoint alone, loads exactly or raises; see
             `init_weights`.
@@ -214,12 +214,12 @@ class Backbone(Module):
         in_channels: Image channels.
         out_channels: Channels of each output.
         out_strides: Stride of each output in pixels.
-        load_report: What loading `init_cfg` did; None when nothing was loaded.
-        unloaded_warning: Handle of the hook that warns at a forward pass with the weights of `init_cfg` not loaded.
-        cfg: Row of the model table that the weights are from: what they expect of an image, their licence. None for
-            other weights; of a model of `create` then its own row, with no facts of weights.
-        place: Where the backbone is in a config, for error messages.
-        takes_tensors: Whether it may be built on the meta device and take the tensors of a file; see
+        load_report: Report of loading `init_cfg`; None when nothing was loaded.
+        unloaded_warning: Handle of the hook that warns of a forward pass before the weights of `init_cfg` are loaded.
+        cfg: Row of the model table for the weights, with normalisation and licence. None for other weights; after
+            `create` then the row of the name, without facts of weights.
+        place: Key of the backbone in a config, for error messages.
+        takes_tensors: Whether it may be built on the meta device and get the tensors of a file; see
             `vitdense.checkpoint.fill.fill`.
     """
 
@@ -233,7 +233,7 @@ class Backbone(Module):
     takes_tensors: bool = True
 
     def __new__(cls, *args: Any, **options: Any) -> "Backbone":
-        """Check the arguments, whatever class they are of, before anything is built of them."""
+        """Check the arguments of all classes before anything is built."""
         check_arguments(cls, options)
         return super().__new__(cls)
 
@@ -290,7 +290,7 @@ class Backbone(Module):
         self.out_strides = tuple(strides[i] for i in indices)
         for i in indices:
             self.add_module(f"norm{i}", norm(dims[i]))
-        # Also when the backbone is a part of a detector, whose `load_state_dict` then accepts other naming schemes.
+        # `load_state_dict`, also of a detector with this backbone, then accepts other naming schemes.
         self.register_load_state_dict_pre_hook(_before_load_state_dict)
         # In the constructor, before an optimiser or DDP looks at `requires_grad`.
         for module in (*self.frozen_modules(), *self.unused_modules()):
@@ -307,7 +307,7 @@ class Backbone(Module):
 
     @property
     def feature_info(self) -> "FeatureInfo":
-        """Channels and strides of the outputs as timm's users read them: ``.channels()``, ``.reduction()``."""
+        """Channels and strides of the outputs with timm's interface: ``.channels()``, ``.reduction()``."""
         from timm.models import FeatureInfo
 
         outputs = zip(self.out_channels, self.out_strides, self.out_indices)
@@ -319,11 +319,11 @@ class Backbone(Module):
         return self.forward_patches(self.embed(x))
 
     def embed(self, x: Tensor) -> Tensor:
-        """What `forward_patches` takes of an image ``[B, 3, H, W]``."""
+        """The input of `forward_patches` from an image ``[B, 3, H, W]``."""
         return self.patch_embed(check_image(x, self.in_channels))
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
-        """As `forward`, from patches ``[B, h, w, C]``: masked pretraining enters here."""
+        """As `forward`, from patches ``[B, h, w, C]``, for masked pretraining."""
         unrolled = [*self.unroll(x)]
         del x
         (outs,) = tap([self], unrolled)
@@ -337,7 +337,7 @@ class Backbone(Module):
         return x, (x.shape[1], x.shape[2]), steps
 
     def to_feature_map(self, x: Tensor, size: tuple[int, int], index: int) -> Tensor | tuple[Tensor, ...]:
-        """An output, of what a step of `unroll` returned; `size` is that of the patches."""
+        """An output from the result of a step of `unroll`; `size` (h, w) of the map of patches."""
         return self.output(x, index)  # [B, C_i, H_i, W_i]
 
     def forward_stage(self, x: Tensor, stage: int) -> Tensor:
@@ -362,7 +362,7 @@ class Backbone(Module):
         return [*self.stage_modules()[last + 1 :], *(module for module in downsample if module is not None)]
 
     def frozen_modules(self) -> list[nn.Module]:
-        """Modules that `frozen_stages` keeps from training: in mmdet's sense, stem, then whole stages."""
+        """Modules that `frozen_stages` freezes: as in mmdet, the stem, then whole stages."""
         n = self.frozen_stages
         if n < 0:
             return []
@@ -414,11 +414,11 @@ class Backbone(Module):
             self.load_weights(**options)
 
     def load_weights(self, checkpoint: str | Path, **options: Any) -> None:
-        """Load weights exactly, and say what happened in the log and in `load_report`; see `load_pretrained`."""
+        """Load weights exactly, and report it in the log and in `load_report`; see `load_pretrained`."""
         self.note_loaded(load_pretrained(self, checkpoint, **options), checkpoint)
 
     def note_loaded(self, report: LoadReport, checkpoint: str | Path) -> None:
-        """Keep and log what loading did; weights under another licence than `OPEN_SOURCE` are a warning."""
+        """Keep and log a load report, with a warning of weights under another licence than `OPEN_SOURCE`."""
         name = type(self).__name__
         self.load_report, self.cfg, self.is_init = report, row_of(checkpoint), True
         logger.info("%s: %s", name, report)

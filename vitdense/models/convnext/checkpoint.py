@@ -3,14 +3,14 @@
 from vitdense.checkpoint.rename import Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import Family, own, same
 
-# The layers of an MLP are linear, or 1x1 convolutions in small models of timm; V2's vectors have all axes of a map.
+# MLPs have linear layers, or 1x1 convolutions in timm's small models; V2's vectors have all axes of a map.
 _LINEAR = Transform(lambda x: x.flatten(1), lambda x: x)
 _VECTOR = Transform(lambda x: x.flatten(), lambda x: x[None, None, None])
 _OURS = ("conv.*", "norm.*", "gamma")
 
 
 def _names(stem: str, downsample: str, block: str, parts: dict[str, str]) -> tuple[Rule, ...]:
-    """Rules of a scheme with the norm of the stem after its convolution, and before that of a downsampling layer."""
+    """Rules of a scheme whose norm follows the stem's convolution and precedes a downsampling layer's."""
     return (
         *(Rule(f"{stem}.{i}.*", f"patch_embed.{name}.*") for i, name in enumerate(("proj", "norm"))),
         *(
@@ -22,7 +22,7 @@ def _names(stem: str, downsample: str, block: str, parts: dict[str, str]) -> tup
 
 
 def _authors(depthwise: str, first: str, second: str) -> tuple[Rule, ...]:
-    """The names of the authors, which mm has with these of the layers of a block."""
+    """The authors' names, with these names of the layers of a block, which differ in mm."""
     parts = {f"{depthwise}.*": "conv.*", "norm.*": "norm.*", f"{first}.*": "mlp.fc1.*", f"{second}.*": "mlp.fc2.*"}
     block = "stages.{i}.{j}"
     return (

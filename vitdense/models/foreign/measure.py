@@ -1,4 +1,4 @@
-"""What a trunk of another project returns, tried on the meta device: what it says of itself may be wrong."""
+"""Measure on the meta device what a trunk of another project returns: its own metadata may be wrong."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from torch.nn.modules.module import register_module_forward_hook
 from vitdense.checkpoint.formats import one_line
 from vitdense.errors import OptionError
 
-# Of images (h, w) in pixels: one of these strides alone explains the maps, also where some sizes round down.
+# Image sizes (h, w) in pixels for which exactly one of these strides explains a map, even if sizes are rounded down.
 SIZES, STRIDES = ((500, 375), (737, 1001)), (*range(1, 33), 64)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was measured of a trunk."""
+    """Measured facts of a trunk."""
 
     channels: tuple[int, ...]  # of every output
-    strides: tuple[int, ...]  # of every output in pixels: maps of H x W are ceil(H / stride) x ceil(W / stride)
-    multiple: int  # sides of images are padded to multiples of it
-    stages: tuple[frozenset[str], ...]  # names of the parameters that an output depends on, and no output before it
-    called: frozenset[str]  # names of the modules that are called; others are read, past their hooks
+    strides: tuple[int, ...]  # of every output in pixels: maps are ceil(H / stride) x ceil(W / stride)
+    multiple: int  # sides of images are padded to multiples
+    stages: tuple[frozenset[str], ...]  # names of parameters that an output depends on, but no output before it
+    called: frozenset[str]  # names of modules that are called; parameters of others are read directly
 
 
 def measure(
@@ -35,9 +35,9 @@ def measure(
     """The facts of a trunk on the meta device, in eval mode.
 
     Args:
-        name, in_channels: Of the trunk.
-        maps: All outputs ``[B, C_i, H_i, W_i]`` of a trunk and images ``[B, in_channels, H, W]``.
-        multiples: Tried in turn; an `OptionError` if at none it takes images of `SIZES`, with maps of a stride each.
+        name, in_channels: Name and image channels of the trunk.
+        maps: From a trunk and images ``[B, in_channels, H, W]`` to all outputs ``[B, C_i, H_i, W_i]``.
+        multiples: Tried in turn; an `OptionError` if none works for images of `SIZES` with a stride for each map.
     """
     names, refused = {module: name for name, module in trunk.named_modules()}, ""
     for multiple in multiples:
@@ -64,7 +64,7 @@ def _sizes(images: Sequence[tuple[int, int]], stride: int) -> list[tuple[int, ..
 
 
 def _stages(trunk: nn.Module, maps: Sequence[Tensor]) -> tuple[frozenset[str], ...]:
-    """See `Facts.stages`, by a walk through the graph from every output to the parameters."""
+    """See `Facts.stages`; walks through the graph from every output to the parameters."""
     names, seen, stages = {id(parameter): name for name, parameter in trunk.named_parameters()}, {None}, []
     for x in maps:
         found, nodes = set(), [x.grad_fn]
@@ -78,7 +78,7 @@ def _stages(trunk: nn.Module, maps: Sequence[Tensor]) -> tuple[frozenset[str], .
 
 
 def parts(module: nn.Module, names: frozenset[str], prefix: str = "") -> list[nn.Module]:
-    """The largest modules that have parameters of these names alone, then lists of those of other modules."""
+    """The largest modules whose parameters all have these names, then lists of remaining parameters."""
     inner = [prefix + name for name, _ in module.named_parameters()]
     if names.isdisjoint(inner):
         return []

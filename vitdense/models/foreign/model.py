@@ -24,34 +24,34 @@ from vitdense.models.foreign.measure import Facts, measure, parts
 from vitdense.models.foreign.rows import find_file, foreign_row, hub_errors
 from vitdense.models.vit.model import default_out_indices
 
-OUTPUT_NORMS = "hidden_states_norms."  # of a backbone of transformers, which its other models do not have
+OUTPUT_NORMS = "hidden_states_norms."  # in backbones of transformers, but not in its other models
 MAY_BE_MISSING = (r".+\.lora\..+", r".+\.num_batches_tracked")
 
 
 class ForeignTrunk(Backbone):
-    """A trunk of another project, by its own code and names, with what all backbones have in common.
+    """A trunk of another project, with its own code and names, as a `Backbone`.
 
-    Its maps have no norm of ours. From an image of H x W they are ceil(H / stride) x ceil(W / stride): where the trunk
-    needs whole patches or windows, the image is padded right and bottom, as for our families, and what shows the
-    padding alone is cut off. A stage is an output, with the parameters that it depends on and no output before it.
-    Arguments not listed here: see `Backbone`.
+    Maps are not normalised. From an image of H x W they are ceil(H / stride) x ceil(W / stride). If the trunk needs
+    whole patches or windows, the image is padded right and bottom, and cells that show only padding are cut off. A
+    stage is an output, with the parameters that it depends on, but no output before it. Arguments not listed here: see
+    `Backbone`.
 
-    A subclass has `build`, which makes the trunk; `maps`, all its outputs ``[B, C_i, H_i, W_i]`` or those of some
-    indices; `multiples`, the numbers of pixels that sides may have to be multiples of; and `recompute`, which turns
+    A subclass has `build`, which makes the trunk; `maps`, which returns all outputs ``[B, C_i, H_i, W_i]`` or chosen
+    ones; `multiples`, candidates for the multiple that sides of images are padded to; and `recompute`, which turns
     activation checkpointing on.
 
     Args:
-        arch: Its name.
-        out_indices: Outputs, counted as the other project counts them. None: with several strides the last output of
-            each, at most the last four; with one stride the last block of every quarter.
+        arch: Name in the other project.
+        out_indices: Outputs, with the other project's numbers. None: with several strides the last output of each, at
+            most the last four; with one stride the last block of every quarter.
 
     Raises:
-        ValueError: There is no such trunk, it takes images of one size alone, its maps have no strides, or it lacks
-            what an option needs.
+        ValueError: There is no such trunk, it takes only images of one size, its maps have no strides, or it does not
+            support an option.
         ImportError: The other project is not installed.
     """
 
-    takes_tensors = False  # not all of its buffers are in files
+    takes_tensors = False  # files may lack buffers
 
     def __init__(self, arch: str, *, out_indices: Sequence[int] | None = None, **common: Any) -> None:
         super().__init__(out_indices=out_indices, **common)
@@ -72,11 +72,11 @@ class ForeignTrunk(Backbone):
                 raise OptionError(f"finetune: got 'lora', but {arch} reads the weight of {name} past its updates")
 
     def renamed(self, state: Mapping[str, Tensor], built: nn.Module | None) -> tuple[Mapping[str, Tensor], Collection]:
-        """Weights of its project by the names of the trunk, and all names of the whole model there."""
+        """Weights of the project with the names of the trunk, and all names of the whole model there."""
         return state, ()
 
     def depths(self) -> Mapping[str, int]:
-        """Parameters by depth: 0 for the stem, which is what of the first stage has no number, then their stage."""
+        """Parameter -> depth: 0 for the stem (parameters of the first stage without a number), else the stage."""
         stem = {name: 0 for name in self.facts.stages[0] if not re.search(r"\.\d+\.", name)}
         return {name: i for i, names in enumerate(self.facts.stages, 1) for name in names} | stem
 
@@ -110,7 +110,7 @@ class ForeignTrunk(Backbone):
         return tuple(out[..., :rows, :columns] for out, (rows, columns) in zip(maps, sizes))  # [B, C_i, H_i, W_i]
 
     def load_weights(self, checkpoint: str | Path, entry: str | None = None, prefix: str = "", **options: Any) -> None:
-        """Load weights of its project, or a state dict of this class, exactly; `options` as of `read`."""
+        """Load weights of the project, or a state dict of this class, exactly; for `options` see `read`."""
         content = read(checkpoint, **options)
         refuse_omitted(content)
         state = {key.removeprefix(prefix): x for key, x in unwrap(content, entry).items() if key.startswith(prefix)}
@@ -190,8 +190,9 @@ def _timm_arguments(arch: str) -> frozenset[str]:
 
 
 class TransformersTrunk(ForeignTrunk):
-    """A backbone of transformers (`AutoBackbone`), without the output of its stem. `arch` is a folder with its
-    ``config.json``, or ``owner/repo`` of the hub. For the other arguments see `ForeignTrunk`.
+    """A backbone of transformers (`AutoBackbone`), without the output of its stem.
+
+    `arch` is a folder with ``config.json``, or ``owner/repo`` of the hub. For other arguments see `ForeignTrunk`.
     """
 
     @classmethod
@@ -222,7 +223,7 @@ class TransformersTrunk(ForeignTrunk):
         self.trunk.gradient_checkpointing_enable({"use_reentrant": False})
 
     def load_weights(self, checkpoint: str | Path, sha256: str | None = None, **options: Any) -> None:
-        """As the base, or, from ``hf://owner/repo`` or ``hf://`` and a folder, as transformers loads it."""
+        """As the base; but ``hf://owner/repo``, or ``hf://`` and a folder, is loaded by transformers."""
         if foreign_row(str(checkpoint)) is None:
             super().load_weights(checkpoint, sha256=sha256, **options)
             return
@@ -230,7 +231,7 @@ class TransformersTrunk(ForeignTrunk):
         with hub_errors(self.arch):
             path = str(checkpoint).removeprefix("hf://")
             loaded, info = kind.from_pretrained(path, config=self.trunk.config, output_loading_info=True)
-        norms = sorted(key for key in info["missing_keys"] if key.startswith(OUTPUT_NORMS))  # of backbones alone
+        norms = sorted(key for key in info["missing_keys"] if key.startswith(OUTPUT_NORMS))  # only backbones have them
         if lost := [*(info["missing_keys"] - {*norms}), *map(str, info["mismatched_keys"])]:
             raise CheckpointMismatchError(f"{checkpoint} does not fit {self.arch}: missing or of other sizes: {lost}")
         state = {f"trunk.{key}": x for key, x in loaded.state_dict().items()}

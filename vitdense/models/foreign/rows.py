@@ -58,7 +58,7 @@ def _transformers_row(name: str, arch: str) -> Model:
 
 
 def find_file(arch: str, name: str) -> Path | None:
-    """A file of a folder, or of ``owner/repo`` of the hub; None: it has none of this name.
+    """A file in a folder, or in ``owner/repo`` of the hub; None if there is none of this name.
 
     Raises:
         CheckpointNotFoundError: See `hub_file`.
@@ -77,7 +77,7 @@ def find_file(arch: str, name: str) -> Path | None:
 
 @contextmanager
 def hub_errors(arch: str) -> Iterator[ModuleType]:
-    """transformers; what it cannot build is one `OptionError`."""
+    """transformers; its errors in building a model become an `OptionError`."""
     try:
         import transformers
     except ImportError as error:

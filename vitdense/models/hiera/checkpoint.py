@@ -18,7 +18,7 @@ def _trunk(proj: str = "proj", norm: str = "norm", fc1: str = "mlp.fc1", fc2: st
     )
 
 
-# In files of whole models the prefix says what the trunk is. The rest, neck, prompts, masks and memory, is not needed.
+# In files of whole models the prefix marks the trunk. Neck, prompts, masks and memory are not needed.
 FAMILY = Family(
     (
         own("proj.*", outside=("absolute_pos_embed.window",)),

@@ -1,7 +1,7 @@
 """Hiera (Ryali et al., ICML 2023) as the image encoder of SAM 2 (Ravi et al., 2024), for dense prediction.
 
-Maps of any size: padding of windows is zero after the norm and visible, as in the authors' code; pooling and the tiles
-of the window position embedding round up and leave padding out, where that code fails.
+Maps have any size: padding of windows is zero after the norm and visible, as in the authors' code. Pooling and the
+tiles of the window position embedding round up and leave out padding; the authors' code fails there.
 """
 
 import math
@@ -26,7 +26,7 @@ LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 
 
 class WindowPosition(nn.Module):
-    """Position embedding of a map, resized to it bicubically, and one of a window, repeated from the top left (Bolya et
+    """A position embedding resized bicubically to the map, plus one of a window, repeated from the top left (Bolya et
     al., "Window attention is bugged", 2023)."""
 
     def __init__(self, grid: tuple[int, int], window: int, dim: int) -> None:
@@ -44,7 +44,7 @@ class WindowPosition(nn.Module):
 
 
 class PooledQueryAttention(nn.Module):
-    """Self-attention in windows of queries, which may be max-pooled, and keys and values, which are not.
+    """Self-attention in windows; queries may be max-pooled, keys and values are not.
 
     Args:
         window: Side in tokens of the input; None attends globally.
@@ -72,13 +72,12 @@ class PooledQueryAttention(nn.Module):
 
 
 def pool_map(x: Tensor) -> Tensor:
-    """Max pooling: ``[B, H, W, C]`` to ``[B, ceil(H/2), ceil(W/2), C]``."""
     return max_pool(x.permute(0, 3, 1, 2), 2, 2).permute(0, 2, 3, 1)  # [B, h, w, C]
 
 
 class HieraBlock(nn.Module):
-    """Attention and MLP, each on a normalised branch. Where channels double, the map is halved; the skip is projected
-    and pooled."""
+    """Attention and MLP, each on a normalised branch. If channels double, the map is halved, and the skip connection is
+    projected and pooled."""
 
     def __init__(
         self, dim: int, dim_out: int, num_heads: int, window: int | None, mlp_ratio: float, drop_path: float

@@ -9,7 +9,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 from vitdense.checkpoint.schemes import CLASS_POSITION, CLASS_TOKEN, FLAT_POSITION, Family, mmpretrain, own, same
 
-# The weight of a convolution over one frame, [out, in, 1, h, w], without time. Video code also reads others.
+# Weight of a convolution over one frame, [out, in, 1, h, w], without the time axis.
 NO_TIME = Transform(lambda x: x.squeeze(2) if x.ndim == 5 else x, lambda x: x)  # [out, in, h, w]
 
 
@@ -21,9 +21,7 @@ def _attention_width(state: Mapping[str, Tensor], block: str) -> int:
 
 
 def stages_of_blocks(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Our names, by stages, for blocks that are numbered through. A new stage begins where the attention has another
-    width.
-    """
+    """Our names by stage for blocks with running numbers. A new stage begins where the width of attention changes."""
     found = {key: (int(match[1]), match[2]) for key in state if (match := re.fullmatch(r"blocks\.(\d+)\.(.+)", key))}
     depth = max((n for n, _ in found.values()), default=-1) + 1
     widths = [_attention_width(state, f"blocks.{n}.") for n in range(depth)]
@@ -49,7 +47,7 @@ SKIPS = ("shortcut_proj_attn", "shortcut_proj_mlp")  # timm's names of a block's
 
 
 def one_skip(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Both names of timm become our one name."""
+    """Map both names of timm to our single one."""
     return {key: re.sub(rf"\.({'|'.join(SKIPS)})\.", ".proj.", key) for key in state}
 
 

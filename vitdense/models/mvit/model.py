@@ -113,13 +113,15 @@ class PooledAttention(nn.Module):
         return self.proj(y + q if self.residual else y)  # [B, h, w, C']
 
     def pool(self, *maps: Tensor) -> list[Tensor]:
-        """Pool queries, keys and values: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s), C']`` each. What convolutions
-        pool, a norm of each head follows."""
+        """Pool queries, keys and values: ``[B, H, W, C']`` to ``[B, ceil(H/s), ceil(W/s), C']`` each.
+
+        Pooling by convolutions is followed by a norm per head.
+        """
         heads = self.spec.num_heads
         strides = (self.spec.q_stride, self.spec.kv_stride, self.spec.kv_stride)
         kernels = {name: getattr(self, f"pool_{name}").weight for name in "qkv" if hasattr(self, f"pool_{name}")}
         if kernels:
-            # All heads share weights. The layers themselves would need the heads in the batch axis: copies of the maps.
+            # All heads share weights. Calling the layers would need heads in the batch axis, and so copies of the maps.
             of_heads = torch.stack([*kernels.values()])[:, None].expand(-1, heads, -1, -1, -1, -1)
             kernels = dict(zip(kernels, of_heads.flatten(1, 2).unbind()))  # [C', 1, 3, 3] each
         out = []
@@ -134,8 +136,10 @@ class PooledAttention(nn.Module):
         return out
 
     def attend_windows(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Maps ``[B, h, w, C']`` and twice ``[B, h', w', C']`` to ``[B, h, w, C']``, inside windows, if there are any.
-        They are cut only here: pooling sees across their borders."""
+        """Maps ``[B, h, w, C']`` and twice ``[B, h', w', C']`` to ``[B, h, w, C']``, within windows if there are any.
+
+        Windows are cut only here, so that pooling sees across their borders.
+        """
         window, strides = self.spec.window, (self.spec.q_stride, self.spec.kv_stride)
         sides = (window and tuple(side // s for side in window) for s in strides)
         windows_q, windows_kv = map(window_layout, (q, k), sides)
@@ -172,7 +176,7 @@ class MViTBlock(nn.Module):
         self.attn = PooledAttention(spec, arch)
         self.norm2 = LayerNorm(spec.dim_attn)
         self.mlp = Mlp(spec.dim_attn, int(spec.dim_attn * mlp_ratio), spec.dim_out)
-        # For the skip of the branch that changes the width.
+        # For the skip connection of the branch that changes the width.
         self.proj = nn.Linear(spec.dim, spec.dim_out) if spec.dim != spec.dim_out else None
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
@@ -219,7 +223,7 @@ class MViT(Backbone):
         row = self.arch = find_arch(arch, MVIT)
         check_choice("window", window, WINDOWS)
         image = as_pair(pretrain_img_size, "pretrain_img_size")
-        # Every window must hold whole steps of the pooling of keys, also in the first stage.
+        # Every window must be a multiple of the stride of key pooling, also in the first stage.
         total = 4 * max(KV_STRIDE, 2 ** (len(row.depths) - 1))
         if any(side % total for side in image):
             raise OptionError(f"pretrain_img_size: got {image}, expected multiples of {total}, for windows pool evenly")

@@ -14,9 +14,9 @@ class MViTArch:
     embed_dims: int
     depths: tuple[int, ...]
     num_heads: int
-    growth: str = "attention"  # what widens: a stage's first attention, or the last 'mlp' before it
+    growth: str = "attention"  # where channels double: a stage's first attention, or the last 'mlp' before it
     pool: str = "conv"  # 'conv' (depthwise, with a norm) or 'max'
-    pool_all_queries: bool = True  # whether queries have that convolution in every block, or only where the map shrinks
+    pool_all_queries: bool = True  # whether queries are pooled in every block, or only where the map shrinks
     relative_position: bool = True  # decomposed relative positions
     absolute_position: bool = False  # an absolute position embedding after the patch embedding
     residual_pooling: bool = True  # whether the pooled queries are added to the attention's result
@@ -53,8 +53,7 @@ MVIT = {
 
 
 def rows() -> list[Model]:
-    """The authors' releases, as timm hosts them. ImageNet-1K, or the winter 2021 release of 21K, whose models have a
-    class token, which dense prediction ignores."""
+    """The authors' releases on timm: ImageNet-1K, or 21K of winter 2021 with a class token, which is ignored."""
 
     def row(size: str, data: str, timm: str, arch: str | None = None) -> Model:
         model = f"mvitv2_{size}"
@@ -64,6 +63,6 @@ def rows() -> list[Model]:
         *(row(size, "fb_in1k", f"mvitv2_{size}") for size in ("tiny", "small", "base")),
         *(row(size, "fb_inw21k", f"mvitv2_{size}_cls") for size in ("base", "large", "huge")),
         row("large_mlp", "fb_in1k", "mvitv2_large", "v2_large_in1k"),  # another architecture than the 21K release
-        # Released by the authors on a page that programs cannot fetch from: give the file.
+        # The authors' page does not allow automatic downloads: users must give the file.
         *(Model(f"mvit{arch}", f"mvit{arch}", "MViT", arch) for arch in ("v1_base", "v1_base_max")),
     ]

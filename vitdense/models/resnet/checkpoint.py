@@ -1,4 +1,4 @@
-"""Naming schemes of ResNet: torchvision's names are everybody's. What differs is the classifier."""
+"""Naming schemes of ResNet: all projects use torchvision's names, except for the classifier."""
 
 from vitdense.checkpoint.rename import Rule, Scheme
 from vitdense.checkpoint.schemes import CLASSIFIER, Family, prefixed, same
@@ -16,6 +16,6 @@ FAMILY = Family(
     ),
     markers=(r"conv1\.weight",),
     ignored=(CLASSIFIER,),
-    # No published file has attention between blocks. torchvision's first files are older than the counters of BN.
+    # Published files have no attention between blocks. torchvision's first files lack the counters of BN.
     may_be_missing=(r"layer\d\.attn\..+", r".+\.num_batches_tracked"),
 )

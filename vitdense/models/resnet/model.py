@@ -21,10 +21,10 @@ class BlockSpec:
     """One block."""
 
     stage: int  # counted from 0
-    in_channels: int  # of its input
-    width: int  # channels of its 3x3 convolutions
-    out_channels: int  # of its output
-    stride: int  # of the block: 2 halves the map
+    in_channels: int  # channels of the input
+    width: int  # channels of the 3x3 convolutions
+    out_channels: int  # channels of the output
+    stride: int  # 2 halves the map
     drop_path: float  # stochastic depth
 
 
@@ -60,7 +60,6 @@ class ResNetStage(nn.Sequential):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """Its blocks."""
         return [step[0] for step in self.steps()]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,7 +101,7 @@ class ResNet(Backbone):
         self.build_outputs_and_freeze(dims, [4 * 2**i for i in range(len(dims))], lambda _: nn.Identity())
 
     def make_block(self, spec: BlockSpec) -> nn.Module:
-        """A block with the usual initialisation: He's, and 0 for the weight of the norm at the end of the branch."""
+        """A block, initialised by He et al., with weight 0 in the norm at the end of the branch."""
         downsample = None
         if spec.stride > 1 or spec.in_channels != spec.out_channels:
             downsample = downsample_conv(spec.in_channels, spec.out_channels, 1, spec.stride)
@@ -114,7 +113,6 @@ class ResNet(Backbone):
         return block
 
     def make_stage(self, stage: int, blocks: Sequence[nn.Module]) -> ResNetStage:
-        """A stage, counted from 0, of these blocks."""
         return ResNetStage(blocks, self.with_cp)
 
     def stem_modules(self) -> list[nn.Module]:

@@ -40,8 +40,7 @@ def to_unfold(x: Tensor) -> Tensor:
 
 
 def position_grid(x: Tensor) -> Tensor:
-    """The authors' position embedding, ``[1, C, h, w]`` or, in their classifier, ``[1, h * h, C]``, as ours. Both have
-    the same key."""
+    """Our position embedding from the authors', ``[1, C, h, w]`` or, by the same key, a classifier's ``[1, h * h, C]``."""
     return x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else FLAT_POSITION.forward(x)  # [1, h, w, C]
 
 
@@ -99,14 +98,14 @@ def stem(proj: str = "patch_embed.proj", norm: str = "patch_embed.norm") -> tupl
 
 
 def block(path: str, attn: str = "attn", fc1: str = "mlp.fc1", fc2: str = "mlp.fc2") -> tuple[Rule, ...]:
-    """What blocks of Swin and Swin V2 share. `path` is the path of a block, the rest are names inside it."""
+    """Rules for blocks of Swin and Swin V2. `path` is the path of a block; the others are names inside of it."""
     ours = "stages.{i}.blocks.{j}."
     names = {"norm1": "norm1", "norm2": "norm2", f"{attn}.proj": "attn.proj", fc1: "mlp.fc1", fc2: "mlp.fc2"}
     return tuple(Rule(f"{path}{theirs}.*", f"{ours}{name}.*") for theirs, name in names.items())
 
 
 def merge(path: str, unfold: Transform | None = None, unfold_norm: Transform | None = None) -> tuple[Rule, ...]:
-    """Patch merging. `path` is its path; ours has the index of the stage before it."""
+    """Rules for patch merging at `path`; ours has the index of the stage before it."""
     return (
         Rule(f"{path}reduction.weight", "stages.{i}.downsample.reduction.weight", unfold),
         Rule(f"{path}norm.*", "stages.{i}.downsample.norm.*", unfold_norm),

@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al., ICCV 2021) as a backbone for dense prediction.
 
-Follows the authors' detection code, not their classification code: maps are padded after the norm and before the roll,
-padded keys stay visible, and shifted blocks shift even where the map is a single window, but for `classifier_windows`.
+As in the authors' detection code, maps are padded after the norm and before the roll, padded keys stay visible, and
+shifted blocks shift even if the map is a single window. `classifier_windows` is for their classification code.
 """
 
 import math
@@ -53,8 +53,8 @@ def plan(
     """Every block of a Swin in order.
 
     Odd blocks of a stage shift by half a window (section 3.2); drop path grows linearly from 0 to
-    `drop_path_rate` over all blocks. With the `grid` (h, w) of patches in pretraining, a window is no larger than the
-    map of its stage there, and does not shift along an axis where it is the whole map.
+    `drop_path_rate` over all blocks. With the `grid` (h, w) of patches in pretraining, a window is at most the stage's
+    map in pretraining, and does not shift along an axis if it is the whole map.
     """
     blocks = [(stage, i) for stage, depth in enumerate(arch.depths) for i in range(depth)]
     maps = [tuple(side >> stage for side in grid) if grid else (math.inf,) * 2 for stage in range(len(arch.depths))]
@@ -94,13 +94,13 @@ class WindowAttention(nn.Module):
 
 
 class SwinBlock(nn.Module):
-    """Windowed attention and MLP, each on a normalised branch (equation 3), which LayerScale may weigh.
+    """Windowed attention and MLP, each on a normalised branch (equation 3), optionally with LayerScale.
 
-    A subclass that mixes tokens in another way overrides `mix`, and `layout` where it has no windows.
+    A subclass that mixes tokens in another way overrides `mix`, and `layout` if it has no windows.
     """
 
     norm = LayerNorm
-    mixer = "attn"  # name of the layer that mixes tokens, in checkpoints
+    mixer = "attn"  # name of the token-mixing layer in checkpoints
 
     def __init__(self, spec: BlockSpec, attn: nn.Module, mlp_ratio: float, layer_scale: float | None = None) -> None:
         super().__init__()
@@ -113,7 +113,6 @@ class SwinBlock(nn.Module):
         self.drop_path = DropPath(spec.drop_path) if spec.drop_path else nn.Identity()
 
     def layout(self, x: Tensor) -> Windows:
-        """The windows of a map ``[B, H, W, C]``."""
         return window_layout(x, self.spec.window, self.spec.shift)
 
     def forward(self, x: Tensor, windows: Windows) -> Tensor:
@@ -123,7 +122,7 @@ class SwinBlock(nn.Module):
 
     def mix(self, x: Tensor, windows: Windows) -> Tensor:
         """Attention within the windows of a normalised map ``[B, H, W, C]``, to the same."""
-        # Padding comes before qkv: a padded token's key and value are the bias, and other tokens see it.
+        # Padding comes before qkv, so keys and values of padding are the bias, and other tokens see them.
         x = windows.partition(x.to(compute_dtype(x)))  # [B*nW, N, C], cast before it is copied
         return windows.unpartition(self.attn(x, windows))  # [B, H, W, C]
 
@@ -143,7 +142,7 @@ class SwinStage(Stage):
 
 
 class SwinTrunk(Backbone):
-    """What Swin, Swin V2 and their variants share: patch embedding, stages of blocks and patch merging, output norms.
+    """The base of Swin, Swin V2 and variants: patch embedding, stages of blocks and patch merging, output norms.
 
     A subclass sets `arch`, then calls `build`.
     """
@@ -180,7 +179,7 @@ class SwinTrunk(Backbone):
 
 
 def pretraining_grid(wanted: bool, image: int | Sequence[int], patch_size: int) -> tuple[int, int] | None:
-    """The grid (h, w) of patches in pretraining, from its image size in pixels; None where it is not wanted."""
+    """The grid (h, w) of patches in pretraining, from its image size in pixels; None if not `wanted`."""
     h, w = as_pair(image, "pretrain_img_size")
     return (h // patch_size, w // patch_size) if wanted else None
 
@@ -199,9 +198,9 @@ class Swin(SwinTrunk):
         shift: Whether odd blocks shift their windows (off: Table 4's ablation).
         relative_bias: Whether attention has a relative position bias (off: Table 4's ablation).
         absolute_position: Whether to add an absolute position embedding (on: Table 4's ablation).
-        classifier_windows: Whether windows are those of timm and of the authors' classifiers at `pretrain_img_size`: in
-            a stage whose map is not larger than a window there, the window is that map and does not shift.
-        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
+        classifier_windows: Whether windows are as in timm and the authors' classifiers at `pretrain_img_size`: if the
+            map of a stage there is at most a window, the window is this map and does not shift.
+        pretrain_img_size: Image size of pretraining in pixels, one int or (h, w), for the absolute position embedding.
     """
 
     family = "swin"

@@ -34,8 +34,7 @@ SWIN = {
 
 
 def rows() -> list[Model]:
-    """The authors' releases, as timm hosts them (MIT), or as the authors do ("official"), and torchvision's own
-    trainings."""
+    """The authors' releases, on timm (MIT) or from the authors ("official"), and torchvision's own trainings."""
 
     def row(size: str, image: int, data: str, window: int) -> Model:
         of_image = f"_{image}" * (image != 224)

@@ -41,8 +41,7 @@ def _attention(path: str, index: Transform | None = None, joint_bias: bool = Fal
     )
 
 
-# mm's patch merging is at the start of the next stage. Its norm comes after the reduction, so Unfold does not reorder
-# it.
+# mm's patch merging is at the start of the next stage. Unfold does not reorder its norm, which follows the reduction.
 _MM = (
     *mm_trunk(_attention("stages.{i}.blocks.{j}.attn.w_msa."), merge("stages.{i+1}.downsample.", UNFOLD)),
     *same("stages.{i}.blocks.{j}.norm3.*"),  # huge and giant
@@ -50,10 +49,10 @@ _MM = (
 
 
 def check_pretraining_windows(model: nn.Module, ours: Mapping[str, Tensor]) -> None:
-    """The parameters fit any window. If the checkpoint has window coordinates, they must equal the model's."""
+    """Check that window coordinates in a checkpoint equal the model's. The parameters fit any window."""
     buffers = dict(model.named_buffers())
     for key, table in ours.items():
-        # A block that the model lacks has other keys too: they are refused later, with all that do not fit.
+        # Blocks that the model lacks are refused later, with all mismatches.
         if not key.endswith(".relative_coords_table") or key not in buffers:
             continue
         try:

@@ -1,8 +1,8 @@
 """Swin Transformer V2 (Liu et al., CVPR 2022) as a backbone for dense prediction.
 
-The authors published no dense code for V2. Their rules for V1 apply: maps are padded before queries, keys and values
-are made, padded keys stay visible, windows never shrink to a small map, and odd blocks shift even where the map is a
-single window. (Classification code shrinks windows and does not shift there: `classifier_windows`.)
+The authors published no dense code for V2, so their rules for V1 apply: maps are padded before queries, keys and values
+are computed, padded keys stay visible, windows never shrink to a small map, and odd blocks shift even if the map is a
+single window. `classifier_windows` is for classification code, which shrinks windows and does not shift there.
 """
 
 import math
@@ -42,7 +42,7 @@ def plan(
     drop_path_rate: float,
     grid: tuple[int, int] | None = None,
 ) -> list[BlockSpecV2]:
-    """Every block of a Swin V2 in order; `grid` is as of Swin's `plan`.
+    """Every block of a Swin V2 in order; for `grid` see Swin's `plan`.
 
     Every `arch.extra_norm_every`-th block of a stage ends with an extra norm (section 3.6).
     """
@@ -61,7 +61,7 @@ def plan(
 def windows_by_stage(
     sizes: int | Sequence[int | Sequence[int]] | None, window: tuple[int, int], num_stages: int
 ) -> list[tuple[int, int]]:
-    """The pretraining window (h, w) of every stage, from an argument with one for all, one for each, or none."""
+    """The pretraining window (h, w) of every stage, from one for all, one for each, or None."""
     name = "pretrained_window_sizes"
     if sizes is None:
         return [window] * num_stages
@@ -77,8 +77,10 @@ def windows_by_stage(
 
 
 class LinearWithBias(nn.Linear):
-    """A linear layer whose bias is given to it. Adding it to the result is one more pass over the largest map: it took
-    1.06x the time of the whole forward pass (Swin V2-T at 384x384, CPU)."""
+    """A linear layer with the bias as an argument.
+
+    Adding the bias afterwards is one more pass over the largest map: Swin V2-T at 384x384 took 1.06x the time on a CPU.
+    """
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """``[..., C]`` and ``[C']`` to ``[..., C']``."""
@@ -98,10 +100,10 @@ class CosineWindowAttention(WindowAttention):
 
     def attend(self, x: Tensor, windows: Windows) -> Tensor:
         dim, heads, none = self.spec.dim, self.spec.num_heads, zero(self.q_bias)
-        # Keys have no bias, and the logarithm of their scale is 0: one kernel joins both.
+        # Keys have no bias, and their log scale is 0, so one kernel joins all.
         parts = [self.q_bias, none.expand(dim), self.v_bias, self.logit_scale.flatten(), none.expand(heads)]
         joined = torch.cat(parts)  # [3*C + 2*heads]
-        qkv_bias, scale = joined[: 3 * dim], joined[3 * dim :]  # which exporters fold, unlike a split
+        qkv_bias, scale = joined[: 3 * dim], joined[3 * dim :]  # exporters fold slices, but not a split
         dtype = torch.promote_types(scale.dtype, torch.float32)
         scale = scale.to(dtype).clamp_max(math.log(100)).exp().view(2, heads)
         qkv = unit_length(self.qkv(x.flatten(0, 1), qkv_bias), scale)  # [B*nW*N, 3*C]
@@ -115,7 +117,7 @@ class PostNormBlock(SwinBlock):
     Both norms start at zero, so that a new block is the identity.
     """
 
-    norm = ResidualLayerNorm  # their results are added to the map, which stays in float32 under autocast
+    norm = ResidualLayerNorm  # results are added to the map, which stays in float32 under autocast
 
     def __init__(self, spec: BlockSpecV2, attn: CosineWindowAttention, mlp_ratio: float) -> None:
         super().__init__(spec, attn, mlp_ratio)
@@ -132,7 +134,7 @@ class PostNormBlock(SwinBlock):
 class SwinV2(SwinTrunk):
     """Swin Transformer V2: four maps of strides 4, 8, 16 and 32 from an image of any size.
 
-    Outputs are as of `Swin`. Arguments not listed here: see `Backbone`.
+    For outputs see `Swin`. Arguments not listed here: see `Backbone`.
 
     Args:
         arch: ``'tiny'``, ``'small'``, ``'base'``, ``'large'``, ``'huge'``, ``'giant'``, or a dict of `embed_dims`,
@@ -140,11 +142,11 @@ class SwinV2(SwinTrunk):
         patch_size: Patch side and stride in pixels.
         window_size: Window in tokens, one int or (h, w). Published weights use 8, 16 or 24.
         pretrained_window_sizes: Windows in tokens that the weights were trained with: None for `window_size`, one
-            int, or an int or (h, w) per stage; 0 is `window_size`. Where a stage's map was smaller than the window in
-            pretraining, its window was that map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
+            int, or an int or (h, w) per stage; 0 is `window_size`. If a stage's map in pretraining was smaller than the
+            window, its window was the map: (16, 16, 16, 8) for weights of window 16 trained at 256 pixels.
         absolute_position: Whether to add an absolute position embedding.
-        classifier_windows: As of `Swin`.
-        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the absolute position embedding has.
+        classifier_windows: See `Swin`.
+        pretrain_img_size: Image size of pretraining in pixels, one int or (h, w), for the absolute position embedding.
     """
 
     family = "swin_v2"

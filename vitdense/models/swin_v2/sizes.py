@@ -32,7 +32,7 @@ SWIN_V2 = {
 
 
 def rows() -> list[Model]:
-    """As Swin. In the last stage the map in pretraining was the window, where it was smaller."""
+    """Releases as for Swin. If the last stage's map in pretraining was smaller than the window, it was the window."""
 
     def row(size: str, window: int, data: str, image: int, weights: str, licence: str = "MIT") -> Model:
         trained = (window, window, window, min(window, image // 32))

@@ -57,8 +57,10 @@ _FOUNDATION = same(
 
 
 def check_rotary_windows(model: nn.Module, ours: Mapping[str, Tensor]) -> None:
-    """EVA-02's parameters fit any window. In files of its detectors every block has a table of angles, a row for each
-    token, which shows whether the block has windows."""
+    """Check windows by the tables of angles in files of EVA-02's detectors; the parameters fit any window.
+
+    Every block has a table with a row for each token, which shows whether the block has windows.
+    """
     tables = {key: x for key, x in ours.items() if key.endswith(".freqs_cos")}
     if wrong := [f"{key} {list(x.shape)}" for key, x in tables.items() if x.ndim != 2]:
         raise CheckpointMismatchError(f"{', '.join(wrong)}: expected [tokens, channels of a head]")
@@ -125,8 +127,8 @@ FAMILY = Family(
         ),
         *FOUNDATION,
     ),
-    # ViTDet adds relative positions to models that were pretrained without them. Files of timm and transformers have no
-    # periods. Some files of timm have no biases of queries and values: they are zero.
+    # ViTDet adds relative positions to models pretrained without them. Files of timm and transformers have no periods.
+    # Some files of timm have no biases of queries and values, which are zero.
     may_be_missing=(OUTPUT_NORMS, LORA, _RELATIVE_POSITIONS, PERIODS, r"blocks\.\d+\.attn\.qkv\.qv_bias"),
     parts_in_timm=parts_in_timm,
     check=check_rotary_windows,

@@ -1,4 +1,4 @@
-"""Naming schemes of ViTs that are trained to be used as they are: DINOv2, DINOv3, EVA-02, and others."""
+"""Naming schemes of foundation models on ViTs: DINOv2, DINOv3, EVA-02 and others."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def _mask(bias: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unmask(bias: Tensor, mask: Tensor) -> Tensor:
-    """Biases of queries and values, ``[2 C]``. That of keys, which the mask removes, is not used."""
+    """Biases of queries and values, ``[2 C]``, without the bias of keys, which the mask removes."""
     bias = torch.cat(bias.chunk(3)[::2])  # [2*C]
     expected = _mask(bias)[1]
     if mask.shape != expected.shape or (mask != expected).any():
@@ -70,11 +70,11 @@ def _unpacked(ours: Mapping[str, Tensor]) -> dict[str, str]:
     return {key: key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2.") for key in ours}
 
 
-# timm calls the layers of an MLP and of some SwiGLUs alike: the first one of a SwiGLU is twice as wide.
+# timm has the same names for layers of an MLP and of some SwiGLUs, whose first layer is twice as wide.
 PACKED = Layout(_packed, _unpacked)
 
 
-Names = Mapping[str | tuple[str, ...], str]  # of the parts of a block: ours by theirs; theirs may be several
+Names = Mapping[str | tuple[str, ...], str]  # part of a block: their name or names -> ours
 
 
 def block_of(names: Names, path: str = "blocks.{i}.") -> tuple[Rule, ...]:
@@ -92,12 +92,12 @@ def named(*names: str) -> Names:
 
 
 def _split_qkv(layer: str, *parts: str, names: Sequence[str] = "qkv") -> Names:
-    """Queries, keys and values as separate layers; ours are one layer."""
+    """Names of queries, keys and values as separate layers; ours are one layer."""
     return {tuple(f"{layer.format(x)}.{part}" for x in names): f"attn.qkv.{part}" for part in parts}
 
 
 def _gated(first: str, second: str, last: str) -> Names:
-    """A SwiGLU whose first two layers are separate; ours are one layer."""
+    """Names of a SwiGLU whose first two layers are separate; ours are one layer."""
     return {(f"{first}.{x}", f"{second}.{x}"): f"mlp.w12.{x}" for x in ("weight", "bias")} | {f"{last}.*": "mlp.w3.*"}
 
 
@@ -296,8 +296,10 @@ _TRANSFORMERS_EOMT_DINOV3 = (
 
 
 def _flat_patches(*axes: str) -> Transform:
-    """Between a linear layer of flat patches, whose channels are in the order of `axes`, and a convolution, whose bias
-    is zero where the layer has none."""
+    """Transform of a linear layer on flat patches, with channels in the order of `axes`, to a convolution, and back.
+
+    The convolution's bias is zero if the layer has none.
+    """
     order, back = ([axes.index(x) + 1 for x in "cyx"], ["cyx".index(x) + 1 for x in axes])
 
     def forward(weight: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
@@ -328,7 +330,7 @@ _TIMM_NAFLEX = (
     *(Rule("embeds.reg_token", "tokens.register_tokens"), *block_of({**PLAIN, **SCALES})),
 )
 SCHEMES = (
-    # A file of timm without registers has these names, too.
+    # timm's files without registers have these names, too.
     Scheme("dinov2", _DINOV2, layout=Layout(_packed, lambda ours: {key: key for key in ours})),
     Scheme("dinov3", _DINOV3, r"rope_embed\.periods"),
     Scheme("timm", _TIMM_NAFLEX, r"embeds\.proj\.weight"),  # before forms of class tokens with positions
@@ -356,7 +358,7 @@ SCHEMES = (
     _transformers_dinov3(_DINOV3_GATED, r".+\.gate_proj\.weight"),
     Scheme("eomt_dinov3", (*_EOMT_DINOV3, *block_of(DINOV3_LAYERS)), r"patch_embed\.cls_token"),
     Scheme("eomt_dinov3", (*_EOMT_DINOV3, *block_of({**_DINOV3_ATTENTION, **_DINOV3_GATED})), r".+\.gate_proj\.weight"),
-    # Never written: what transformers calls an EoMT is a whole model.
+    # Never written: transformers' EoMT is a whole model.
     Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT), r"embeddings\.position_embeddings\.weight"),
     *(
         Scheme("transformers_eomt", read_only(*_TRANSFORMERS_EOMT_DINOV3, *block_of(block, "layers.{i}.")), marker)

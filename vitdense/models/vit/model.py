@@ -42,7 +42,7 @@ class BlockSpec:
 
 
 def default_out_indices(depth: int) -> tuple[int, ...]:
-    """The last block of every quarter: where ViTDet attends globally, and where dense work taps a plain ViT."""
+    """The last block of every quarter: ViTDet's global blocks, and the usual outputs of a plain ViT."""
     return tuple(dict.fromkeys(max(depth * quarter // 4, 1) - 1 for quarter in (1, 2, 3, 4)))
 
 
@@ -73,17 +73,16 @@ def plan(
 
 
 class ZeroBias(DecomposedBias):
-    """Zero at the start, as ViTDet: a model that was pretrained without relative positions starts as it was."""
+    """Relative positions that start at zero, as in ViTDet, so that a model pretrained without them is unchanged."""
 
     def reset_parameters(self) -> None:
-        """Set both tables to zero."""
         super().reset_parameters()
         for table in self.parameters():
             nn.init.zeros_(table)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (ViT section 3.1), in windows where the block has a window (ViTDet section 3)."""
+    """Multi-head self-attention (ViT section 3.1), within windows if the block has a window (ViTDet section 3)."""
 
     attends_over = "BNC"
 
@@ -125,7 +124,7 @@ class Attention(nn.Module):
             y = attend_rotated(qkv, rotation, mask)  # [B, N, C]
         else:
             y = self.attend(qkv, self.window or size) if mask is None else attend_windows(qkv, mask)  # [B, N, C]
-        # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels: it is dropped before the projection.
+        # Windows of 14 have much padding, a fifth of the tokens at 1024 pixels; it is dropped before the projection.
         return self.proj(y if windows is None else windows.unpartition(y).flatten(1, 2))  # [B, N, C]
 
     def attend(self, qkv: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -137,11 +136,12 @@ class Attention(nn.Module):
 
 
 class ViTBlock(nn.Module):
-    """Attention, then an MLP, each on a normalised branch (ViT section 3.1), which LayerScale may weigh. The MLP is
-    `mlp_ratio` times as wide as its input where the arch has no `ffn_dims`.
+    """Attention, then an MLP, each on a normalised branch (ViT section 3.1), optionally with LayerScale.
+
+    The MLP is `mlp_ratio` times as wide as its input if the arch has no `ffn_dims`.
     """
 
-    attention: type[Attention] = Attention  # of variants another
+    attention: type[Attention] = Attention  # variants have another
 
     def __init__(self, spec: BlockSpec, mlp_ratio: float) -> None:
         super().__init__()
@@ -179,8 +179,8 @@ class ViT(Backbone):
         window_size: Window in tokens, one int or (h, w), of all blocks but `global_indices`; None attends globally
             everywhere. ViTDet: 14.
         global_indices: Blocks without windows; the last of every quarter when None, as ViTDet.
-        window_padding: What is padded to whole windows: ``'tokens'``, before qkv, as ViTDet; or ``'qkv'``, after it, as
-            ViT-Adapter.
+        window_padding: What is padded to whole windows: ``'tokens'``, before qkv, as in ViTDet; or ``'qkv'``, after it,
+            as in ViT-Adapter.
         relative_position: Whether attention has decomposed relative positions, as ViTDet.
         img_size: Image size in pixels, one int or (h, w), of training: the relative positions of global blocks have
             its grid. For other images the tables are resized.
@@ -188,7 +188,7 @@ class ViT(Backbone):
         rope_augment: Random changes of DINOv3's rotary positions in training, for example ``dict(rescale=2.0)``, with
             which it was pretrained; see `Rope`. None, and a frozen stem, change nothing.
         drop_path_rate: See `Backbone`; in DeiT III all blocks have this rate.
-        pretrain_img_size: Image size in pixels, one int or (h, w), whose grid the position embeddings have.
+        pretrain_img_size: Image size of pretraining in pixels, one int or (h, w), for the position embeddings.
         out_indices: Blocks whose maps to return, counted from 0; when None the arch's `taps`, or the last of every
             quarter.
         out_norm: ``'each'``: a new LayerNorm for every output, which no classifier's checkpoint has; ``'final'``: the
@@ -245,7 +245,7 @@ class ViT(Backbone):
             ("out_norm", out_norm, OUT_NORMS),
         ):
             check_choice(name, got, known)
-        # What would otherwise change nothing, without a word.
+        # Options that would silently have no effect.
         for name, is_unused, missing in (
             ("global_indices", global_indices is not None and window is None, "a window_size"),
             ("window_padding", window_padding == "qkv" and window is None, "a window_size"),
@@ -328,13 +328,13 @@ class ViT(Backbone):
         return x, size, [partial(step, block) for block in used]
 
     def join(self, x: Tensor, size: tuple[int, int], num_blocks: int, num_queries: int) -> list[JointStep]:
-        """The last blocks for tokens with queries before all others, as EoMT has them (Kerssies et al., CVPR 2025).
+        """The last blocks for tokens with queries before all others, as in EoMT (Kerssies et al., CVPR 2025).
 
-        Queries have no positions, and no place in blocks with windows or relative positions, which are refused.
+        Queries have no positions; blocks with windows or relative positions are refused.
 
         Args:
-            x, size: Tokens ``[B, E + h*w, C]`` and the map (h, w), of `unroll`; device and dtype count.
-            num_blocks: How many blocks up to the last output.
+            x, size: Tokens ``[B, E + h*w, C]`` and the map (h, w) of `unroll`, for shape, device and dtype.
+            num_blocks: Number of blocks up to the last output.
             num_queries: Tokens Q before the class token.
 
         Returns:

@@ -10,7 +10,6 @@ from vitdense.checkpoint.schemes import Family, same
 
 
 def layers(theirs: str, ours: str, **names: str) -> tuple[Rule, ...]:
-    """Modules at a path: our names, with theirs as values."""
     return tuple(Rule(f"{theirs}{other}.*", f"{ours}{own}.*") for own, other in names.items())
 
 
@@ -108,17 +107,17 @@ _TRANSFORMERS = (
     *layers("query_features_block.", "masks.", norm="norm", fc1="mlp.fc1", fc2="mlp.fc2"),
     *layers("", "masks.", pixel_proj="spatial_features_proj", query_proj="query_features_proj"),
 )
-NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that are no category of COCO
+NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that COCO does not use
 
 
 def fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[Tensor, str]:
-    """A tensor of a head of RF-DETR, by our names, with as many queries as the head has, and what to say of it.
+    """A tensor of RF-DETR's head, by our names, with as many queries as the head has; and a text for the report.
 
-    Of every group the first queries are taken. For more than there are, they are repeated in order: each reads a box of
-    its own, by which equal ones learn apart.
+    The first queries of every group are taken. If there are too few, they are repeated in order; equal queries read
+    different boxes, and so learn to differ.
 
-    Files of other projects have a row for every COCO category id up to 90; after training on n classes of one's own
-    n + 1 rows; the last one is no class. Other numbers of classes stay as they are.
+    Files of other projects have a row for every COCO category id up to 90, or n + 1 rows after training on n classes;
+    the last row is "no class". Other numbers of classes are unchanged.
     """
     if re.fullmatch(r"(.+\.)?classes\.(weight|bias)", key) and not is_own:
         if head.num_classes == 80 and len(value) == 91:

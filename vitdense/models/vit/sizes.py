@@ -18,17 +18,17 @@ class ViTArch:
     patch_size: int = 16  # patch side and stride in pixels
     distilled: bool = False  # whether there is a distillation token in addition to the class token (DeiT section 4)
     token_position: bool = True  # whether these tokens have position embeddings
-    layer_scale: float | None = None  # at first, a learned factor per channel on each residual branch; None: no factors
-    constant_drop_path: bool = False  # whether all blocks have the same stochastic depth; otherwise it is linear from 0
+    layer_scale: float | None = None  # initial factor per channel on each residual branch; None: no factors
+    constant_drop_path: bool = False  # whether all blocks have the same stochastic depth; else it grows linearly from 0
     class_token: bool = True  # whether there is a class token
     registers: int = 0  # register tokens after the class token, without positions (Darcet et al., ICLR 2024)
     norm_eps: float = 1e-6  # epsilon of every LayerNorm
     absolute_position: bool = True  # whether there are learned positions of the patches
-    position_rule: str = "bicubic"  # how a table of positions is resized to a map: see `layers.position`
+    position_rule: str = "bicubic"  # rule to resize positions to a map, see `layers.position`
     rope: str | None = None  # rotary positions, one of `vitdense.layers.rope.ROPES`; None for none
     qkv_bias: str = "all"  # which of queries, keys and values have a bias: 'all', 'no_key' or 'none'
     ffn: str = "mlp"  # 'mlp', with 'mlp_tanh' approximate GELU, 'swiglu', or with a norm inside 'swiglu_norm'
-    ffn_dims: int | None = None  # its hidden channels; None for `mlp_ratio` times `embed_dims`
+    ffn_dims: int | None = None  # hidden channels; None for `mlp_ratio` times `embed_dims`
     pre_norm: bool = False  # whether the tokens have a norm before the first block
     taps: tuple[int, ...] | None = None  # blocks whose maps the authors use; None for the last of every quarter
 
@@ -170,10 +170,10 @@ def _vit() -> list[Model]:
 
 
 def _foundation() -> list[Model]:
-    """DINOv2 as its authors host it; the others as timm does. LingBot-Vision has DINOv3's architecture.
+    """DINOv2 from its authors; the others from timm. LingBot-Vision has DINOv3's architecture.
 
-    timm's files of DINOv3 have biases of queries and values (``_qkvb``), as the authors' but that of 7B, and no rounded
-    periods.
+    timm's files of DINOv3 have biases of queries and values (``_qkvb``), as the authors' have except 7B, and periods
+    that are not rounded.
     """
     rows = []
     for registers in ("", "_reg"):
@@ -207,7 +207,7 @@ def _foundation() -> list[Model]:
     for size, image in (("base", 512), ("base", 224), ("large", 512), ("so400m", 512)):
         model, options = f"siglip2_{size}", {"pretrain_img_size": image, "out_norm": "shared"}
         file = f"vit_{size}_patch16_siglip_{image}.v2_webli"
-        # timm's model of this size has the exact GELU, the authors' has not.
+        # timm's model of this size has the exact GELU, unlike the authors'.
         weights = f"hf://timm/{file}/model.safetensors" if size == "base" else f"timm://{file}"
         name = f"{model}{f'_{image}' * (image != 512)}.webli"
         rows.append(Model(name, model, "ViT", model, weights, "Apache-2.0", image, options, *HALF))

@@ -1,4 +1,4 @@
-"""What timm's plain ViTs have that their parameters do not show."""
+"""Properties of timm's plain ViTs that their parameters do not show."""
 
 from typing import Any
 
@@ -6,8 +6,7 @@ from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 
-# What timm's models have, and our name. For rotary positions the class, base, halves, order and offset of the axes, and
-# the map of pretraining.
+# timm's rotary positions (class, base, halves, order and offset of the axes, pretraining map) -> our name.
 ROPES_IN_TIMM = {
     ("RotaryEmbeddingDinoV3", 100, True, "ij", 0, None): "dinov3",
     ("RotaryEmbeddingCat", 10000, False, "ij", 0, (16, 16)): "eva02",
@@ -22,8 +21,9 @@ ACTIVATIONS_IN_TIMM = {
 
 
 def parts_in_timm(model: nn.Module) -> dict[str, Any]:
-    """What the parameters of a plain ViT of timm do not show, as fields of `ViTArch`; empty for other models. Parts
-    that fit ours, and compute something else, are a `CheckpointMismatchError`.
+    """Fields of `ViTArch` that the parameters of timm's plain ViTs do not show; empty for other models.
+
+    Parts whose parameters fit ours, but compute something else, are a `CheckpointMismatchError`.
     """
     from timm.layers import GluMlp
     from timm.models.eva import Eva, EvaBlock

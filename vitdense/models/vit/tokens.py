@@ -1,4 +1,4 @@
-"""Plain ViTs for heads that read tokens: with all prefix tokens of a tap, or with the last blocks left to the head."""
+"""Plain ViTs for heads that read tokens: with all prefix tokens, or with the last blocks run by the head."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,12 +38,12 @@ class TokenViT(ViT):
 
 
 class JointViT(ViT):
-    """A `ViT` whose last blocks are run by a head, with its queries among the tokens: EoMT's (CVPR 2025, section 3.2).
+    """A `ViT` whose last blocks are run by a head with queries among the tokens, for EoMT (CVPR 2025, section 3.2).
 
     The one output is a `Joint`. Arguments not listed here: see `ViT`.
 
     Args:
-        num_joint_blocks: How many blocks the queries take part in: 3 of 12, 4 of 24, 5 of 40.
+        num_joint_blocks: Blocks in which queries take part: 3 of 12, 4 of 24, 5 of 40.
     """
 
     def __init__(self, num_joint_blocks: int, **options: Any) -> None:
@@ -57,7 +57,7 @@ class JointViT(ViT):
         self.num_joint_blocks = num_joint_blocks
 
     def forward_patches(self, x: Tensor) -> tuple[Joint]:
-        """Patches ``[B, h, w, C]`` to what a head goes on from."""
+        """Patches ``[B, h, w, C]`` to the input of a head."""
         x, size, steps = self.unroll(x)  # [B, E + h*w, C]
         for step in steps[: -self.num_joint_blocks]:
             x = step(x)  # [B, E + h*w, C]
@@ -66,7 +66,7 @@ class JointViT(ViT):
 
 
 def _split(x: Tensor, size: tuple[int, int]) -> Tokens:
-    """The map, row-major, and the tokens before it, of ``[B, E + h*w, C]``."""
+    """Split ``[B, E + h*w, C]`` into the row-major map and the tokens before it."""
     num_patches = size[0] * size[1]
     of_map = x[:, -num_patches:].unflatten(1, size)  # [B, h, w, C]
     return Tokens(of_map.permute(0, 3, 1, 2), x[:, :-num_patches])

@@ -16,7 +16,7 @@ from vitdense.models.base import check_image, maybe_checkpoint
 from vitdense.models.vit.model import ViT, ViTBlock
 from vitdense.models.vit.sizes import VIT, ViTArch
 
-# LW-DETR Table 1 and the authors' code; all have heads of a twelfth of the channels.
+# LW-DETR Table 1 and the authors' code; all have twelve heads.
 _lwdetr = partial(ViTArch, num_heads=12, layer_scale=0.1, class_token=False, qkv_bias="no_key")
 
 
@@ -24,13 +24,13 @@ class WindowedViT(ViT):
     """A `ViT` on `num_windows` x `num_windows` windows of the image (RF-DETR, arXiv 2511.09554; LW-DETR, 2406.03459).
 
     A window is a part of the image, not a number of tokens: a larger image has larger windows. Class token and
-    registers, with their positions, are in every window. Blocks attend inside of windows. In the blocks of
-    `global_indices` the tokens of all windows of an image, all class tokens among them, attend together. Tokens stay in
-    the order of windows from the first block to the last, so that windows cost nothing.
+    registers, with their positions, are in every window. Blocks attend within windows. In blocks of `global_indices`
+    all tokens of an image attend together, including the class tokens of all windows. Tokens stay in the order of
+    windows from the first block to the last, so that windows cost nothing.
 
     An image of any size is padded right and bottom to whole patches in every window. Learned positions are resized to
-    the padded map; rotary ones are of the map. Arguments not listed here: see `ViT`, of which the windows of
-    tokens, relative positions and `output_cls_token` are refused.
+    the padded map; rotary ones refer to the map. Arguments not listed here: see `ViT`; windows of tokens, relative
+    positions and `output_cls_token` are refused.
 
     Args:
         arch: See `ViT`; also ``'rfdetr_small'`` and, without class token, ``'lwdetr_tiny'``, ``'lwdetr_small'``,
@@ -42,7 +42,7 @@ class WindowedViT(ViT):
 
     archs: Mapping[str, ViTArch] = {
         **VIT,
-        # DINOv2's, whose learned positions are resized by another rule.
+        # As DINOv2, but learned positions are resized by another rule.
         "rfdetr_small": replace(VIT["dinov2_small"], patch_size=16, position_rule="antialias"),
         "lwdetr_tiny": _lwdetr(192, 6, taps=(1, 3, 5)),
         "lwdetr_small": _lwdetr(192, 10, taps=(2, 4, 5, 9)),
@@ -71,7 +71,7 @@ class WindowedViT(ViT):
             raise OptionError(f"global_indices: got {wrong}, expected blocks from 0 to {depth - 1}")
 
     def embed(self, x: Tensor) -> Tensor:
-        """Patches of an image, which is padded to whole ones in every window."""
+        """Patches of an image padded to whole patches in every window."""
         x = check_image(x, self.in_channels)
         return super().embed(pad_to_multiple(x, self.arch.patch_size * self.num_windows))
 

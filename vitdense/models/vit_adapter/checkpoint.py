@@ -10,7 +10,7 @@ from vitdense.models.vit.checkpoint import FAMILY as VIT
 
 
 def _join(table: Tensor, *row: Tensor) -> Tensor:
-    """Their code reads the table from the second row on: the first one was of a class token."""
+    """Join with a first row for a class token, which the authors' code skips."""
     return TOKEN_POSITION.inverse(table, *(row or (table.new_zeros(1, 1, table.shape[-1]),)))
 
 
@@ -35,7 +35,7 @@ FAMILY = Family(
             wrapper="state_dict",
         ),
     ),
-    markers=(r"spm\.stem\.0\.weight",),  # the other keys may be of a ViT without class token
+    markers=(r"spm\.stem\.0\.weight",),  # other keys may be a ViT's without class token
     ignored=(r"trunk\.tokens\.cls_position",),
     may_be_missing=(LORA,),
     check=VIT.check,

@@ -1,4 +1,4 @@
-"""ViT-Adapter (Chen et al., ICLR 2023): convolutions beside a plain ViT give it the maps of a pyramid."""
+"""ViT-Adapter (Chen et al., ICLR 2023): a plain ViT and parallel convolutions that give the maps of a pyramid."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -21,7 +21,6 @@ Sizes = Sequence[tuple[int, int]]  # (h, w) of maps whose tokens are concatenate
 
 
 def to_tokens(x: Tensor) -> Tensor:
-    """``[B, C, h, w]`` to ``[B, h*w, C]``."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)  # [B, h*w, C]
 
 
@@ -75,7 +74,7 @@ class ConvFFN(nn.Module):
 
 
 class Injector(nn.Module):
-    """The trunk reads the maps of the adapter (section 3.3). It is the identity at the start."""
+    """The trunk reads the maps of the adapter (section 3.3); initially the identity."""
 
     def __init__(self, dim: int, attention: Callable[[int], DeformableAttention]) -> None:
         super().__init__()
@@ -105,18 +104,18 @@ class Extractor(nn.Module):
 class ViTAdapter(Backbone):
     """Four maps of strides 4, 8, 16 and 32 from a plain ViT and an adapter, for an image of any size.
 
-    For sides that are multiples of 32, and patches of 16 pixels, it is the authors' model, whose code runs no others.
+    For sides that are multiples of 32, and patches of 16 pixels, it is the authors' model; their code needs these.
     Extra tokens of the trunk go through its blocks; the authors' models have none. A frozen trunk passes gradients on.
 
     Args:
         trunk: A `ViT` without output norms, or its arguments, also with ``type='vitdense.ViT'``. An interaction ends
-            after each block of its `out_indices`. Its `init_cfg` loads pretrained weights; freezing is its own too.
+            after each block of its `out_indices`. Pretrained weights (`init_cfg`) and freezing are set in the trunk.
         conv_inplane: Channels of the convolutional stem.
         deform_num_heads: Heads of deformable attention. Authors: 6 for tiny and small, 12 for base, 16 for large.
         deform_ratio: Channels of its values over the trunk's. Authors: 1.0; 0.5 for base and large.
-        vit_feature: Map of the trunk that is added to the outputs: ``'last'``, as the authors' detection code;
-            ``'each'``, to output i that after interaction i, as their segmentation code.
-        drop_path_rate: Stochastic depth of the extractors, but extra ones. Authors: the trunk's.
+        vit_feature: Map of the trunk that is added to the outputs: ``'last'``, as in the authors' detection code; or
+            ``'each'``, the map after interaction i to output i, as in their segmentation code.
+        drop_path_rate: Stochastic depth of the extractors except extra ones. Authors: the trunk's.
         with_cp: Recompute activations of injectors and extractors in the backward pass. The trunk has its own.
         init_cfg: A checkpoint of adapter and trunk; see `Backbone`.
     """
@@ -159,7 +158,7 @@ class ViTAdapter(Backbone):
         for part in (self.spm, self.interactions, self.up):
             part.apply(init_conv)
         self.build_outputs_and_freeze([dim] * 4, STRIDES, SyncBatchNorm)
-        if self.trunk.unloaded_warning.id in self.trunk._forward_pre_hooks:  # which is not called as a whole
+        if self.trunk.unloaded_warning.id in self.trunk._forward_pre_hooks:  # the trunk's forward is not called
             self.trunk.unloaded_warning.remove()
             self.trunk.unloaded_warning = self.register_forward_pre_hook(_warn_unloaded_trunk)
 
@@ -167,7 +166,7 @@ class ViTAdapter(Backbone):
         return self.trunk.stem_modules()
 
     def stage_modules(self) -> list[nn.Module]:
-        return []  # the trunk freezes its own, and all of the adapter is used
+        return []  # the trunk freezes its own modules, and the adapter has no unused ones
 
     def layers(self) -> list[list[nn.Module]]:
         return self.trunk.layers()
@@ -206,7 +205,7 @@ class ViTAdapter(Backbone):
 
 
 def make_trunk(trunk: Mapping[str, Any] | ViT) -> ViT:
-    """The trunk of a `ViTAdapter` from its arguments, or as it is; a ValueError says what does not fit."""
+    """The trunk of a `ViTAdapter`, built from arguments or as given; a ValueError if it does not fit."""
     if not isinstance(trunk, ViT):
         options = {"type": "vitdense.ViT", "out_norm": "none", **trunk}
         if (kind := options.pop("type")) not in ("vitdense.ViT", "ViT"):
