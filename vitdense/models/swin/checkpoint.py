@@ -40,7 +40,7 @@ def to_unfold(x: Tensor) -> Tensor:
 
 
 def position_grid(x: Tensor) -> Tensor:
-    """Our position embedding from the authors', ``[1, C, h, w]`` or, by the same key, a classifier's ``[1, h * h, C]``."""
+    """Our position embedding from the authors', ``[1, C, h, w]`` or, in classifiers, ``[1, h * h, C]``."""
     return x.permute(0, 2, 3, 1).contiguous() if x.ndim == 4 else FLAT_POSITION.forward(x)  # [1, h, w, C]
 
 
