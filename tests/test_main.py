@@ -91,7 +91,7 @@ def test_commands_without_mm_name_the_command_that_installs_it():
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_commands_are_those_of_tools_and_of_the_package(capsys):
+def test_commands_of_tools_and_of_the_package_are_listed(capsys):
     """Every file of tools/ is a command, with its own parser; help imports no torch."""
     from vitdense.__main__ import COMMANDS
 

@@ -111,7 +111,7 @@ def of_both(model: nn.Module, name: str, run: Callable) -> list:
 
 @pytest.mark.parametrize("name", RECIPES)
 @torch.no_grad()
-def test_boxes_are_those_of_float32(name, tmp_path):
+def test_boxes_equal_float32(name, tmp_path):
     model = detector(name, tmp_path)
     (half,), (full,) = of_both(model, name, lambda x, samples: model(x, samples, mode="predict"))
     half, full = half.pred_instances, full.pred_instances
@@ -123,7 +123,7 @@ def test_boxes_are_those_of_float32(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if "mask2former" not in name])
-def test_losses_of_boxes_are_those_of_float32(name, tmp_path):
+def test_losses_of_boxes_equal_float32(name, tmp_path):
     model = detector(name, tmp_path).train()
     half, full = of_both(model, name, lambda x, samples: model(x, samples, mode="loss"))
     keys = [key for key in full if any(word in key for word in ("bbox", "iou", "pts", "offset"))]
@@ -131,7 +131,7 @@ def test_losses_of_boxes_are_those_of_float32(name, tmp_path):
     torch.testing.assert_close(*([losses[key] for key in keys] for losses in (half, full)), atol=1e-5, rtol=1e-4)
 
 
-def test_features_are_those_of_float32_rois(tmp_path):
+def test_features_equal_those_of_float32_rois(tmp_path):
     extractor = detector("cascade_rcnn_swin_nano_shapes", tmp_path).roi_head.bbox_roi_extractor[0]
     sizes = [[side // stride for side in PADDED] for stride in (4, 8, 16, 32)]
     maps = [torch.randn(1, extractor.out_channels, *size).bfloat16() for size in sizes]
@@ -208,7 +208,7 @@ def test_queries_give_as_many_results_as_there_are(name, rle, tmp_path):
     assert len(found.pred_instances) == NUM_RESULTS[name]
 
 
-def test_queries_of_an_unknown_head_are_left_alone():
+def test_queries_of_an_unknown_head_are_not_changed():
     model = nn.Module()
     model.num_queries, model.bbox_head = 10, nn.Linear(4, 4)
     assert guard_model(model) is model

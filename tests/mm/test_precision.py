@@ -38,7 +38,7 @@ def test_devices_of_this_machine():
 
 
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 1)])
-def test_devices_are_those_of_torch(monkeypatch, kind, count):
+def test_devices_match_torch(monkeypatch, kind, count):
     """Of the accelerator that torch has, if any; on a kind without autocast, float32 alone."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert precision.devices() == {"cpu": 1}
@@ -81,7 +81,7 @@ def test_inference_of_parsed_arguments():
 
 
 @pytest.mark.usefixtures("_two_gpus")
-def test_bfloat16_on_a_cpu_that_has_it_only(monkeypatch):
+def test_bfloat16_needs_a_cpu_with_it(monkeypatch):
     check_precision("--amp bfloat16", "bfloat16", "cuda:1")
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
     check_precision("--amp bfloat16", "bfloat16", "cpu")

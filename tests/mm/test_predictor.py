@@ -289,7 +289,7 @@ assert (got.semantic == want.semantic).all()
 """
 
 
-def test_a_fork_of_a_process_that_predicted(folders, photos):
+def test_a_forked_process_predicts(folders, photos):
     """Not of this one: its other threads may hold a lock when it forks."""
     subprocess.run([sys.executable, "-c", FORKED, folders["segmentor"], photos[0]], check=True, timeout=240)
 
@@ -329,6 +329,6 @@ def test_names_of_a_checkpoint_decide_where_the_annotation_file_is_on_another_ma
     model(photos[0])
 
 
-def test_a_recipe_alone_is_no_model():
+def test_a_recipe_without_checkpoint_is_refused():
     with pytest.raises(ConfigError, match="expected a checkpoint"):
         vitdense.load("cascade_swin_nano_shapes")

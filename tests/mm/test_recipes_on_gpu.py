@@ -37,7 +37,7 @@ def first_loss(cfg, device):
 
 
 @pytest.mark.parametrize("recipe", [name for name in NANO if name not in DRAWING])
-def test_the_first_loss_is_that_of_a_cpu(recipe, tmp_path, monkeypatch):
+def test_the_first_loss_equals_the_loss_on_a_cpu(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     cfg = load_config(recipe, {"data_root": f"{tmp_path}/shapes/"}, str(tmp_path / "work"))
     cfg.train_dataloader.update(num_workers=0, persistent_workers=False)

@@ -290,7 +290,7 @@ def test_sizes_are_forgotten_with_their_tensors():
     assert len(deformable._READ) == before
 
 
-def test_backward_of_multi_scale_attention_repeats_the_sampling_alone():
+def test_backward_of_multi_scale_attention_repeats_only_the_sampling():
     """Nothing but what its kernel does: samples, for the weights' gradients, and the backward of sampling."""
     value, sizes, starts, locations, weights = (t.requires_grad_(t.is_floating_point()) for t in attention_inputs())
     run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply

@@ -112,7 +112,7 @@ def equal(a, b):
 
 
 @pytest.mark.long
-def test_a_training_of_maps_in_float32_is_bit_for_bit_that_without(train, tmp_path):
+def test_training_with_float32_maps_equals_training_without_cache(train, tmp_path):
     validates = {"train_cfg.val_interval": 10}
     without = train("without", 50, validates | ONE_VIEW)
     assert len(TrunkPasses.made) == 50 * 2 + 5 * VAL
@@ -126,7 +126,7 @@ def test_a_training_of_maps_in_float32_is_bit_for_bit_that_without(train, tmp_pa
 
 
 @pytest.mark.long
-def test_an_interrupted_training_goes_on_with_the_maps_that_it_has(train, tmp_path):
+def test_a_resumed_training_reuses_stored_maps(train, tmp_path):
     """Two views, an average of the weights, bfloat16 where the CPU has it."""
     options = {"default_hooks.ema.type": "EMAHook"}
     caching = dict(caching=cache(tmp_path / "maps", 2), amp="bfloat16" if cpu_has_bfloat16() else None)
@@ -221,7 +221,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_file_that_is_cut_damaged_or_foreign_is_named_and_not_read(damage, tmp_path, capsys):
+def test_truncated_damaged_or_foreign_file_is_named_and_not_read(damage, tmp_path, capsys):
     store = MapStore(tmp_path, "trunk" * 13, "float32")
     store.write(KEY, store.pack(MAPS))
     assert all(x[0].equal(y) for x, y in zip(stacked([store.read(KEY)], torch.device("cpu")), MAPS))
@@ -231,7 +231,7 @@ def test_a_file_that_is_cut_damaged_or_foreign_is_named_and_not_read(damage, tmp
     assert str(store.path(KEY)) in said.out + said.err
 
 
-def test_maps_that_are_not_sound_are_made_anew(tmp_path):
+def test_damaged_maps_are_made_again(tmp_path):
     """Also in a training that has computed all that it may."""
     store, image = MapStore(tmp_path, "trunk", "float32"), torch.rand(1, 3, 4, 4)
     cache = FeatureCache(store, tree_structure([image]), expected=1)
@@ -260,7 +260,7 @@ def test_a_full_disk_is_refused(tmp_path, monkeypatch):
         store.check_room(store.path(KEY).stat().st_size + 101, "fewer views")
 
 
-def test_a_disk_that_fills_up_leaves_no_part_of_a_file(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_no_partial_file(tmp_path, monkeypatch):
     def fill(path, content):
         path.open("wb").write(content[:20])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -326,14 +326,14 @@ def test_an_input_that_differs_has_other_maps():
     ],
     ids=["trains", "lora", "adapter", "blocks in the head", "dropout", "batch norm"],
 )
-def test_a_trunk_that_is_not_frozen_or_not_alone_is_refused(trunk, named, tmp_path):
+def test_a_trunk_not_frozen_or_not_separate_is_refused(trunk, named, tmp_path):
     model = nn.Module()
     model.backbone = trunk()
     with pytest.raises(ConfigError, match=named), torch.no_grad():
         check_maps(frozen_trunk(model), torch.rand(1, 3, 32, 48), MapStore(tmp_path, "trunk", "float32"))
 
 
-def test_maps_that_a_trunk_no_longer_gives_are_refused(tmp_path):
+def test_stored_maps_that_differ_from_the_trunk_are_refused(tmp_path):
     """The weights are as they were, the code is not; whatever the data are now."""
     store, trunk = MapStore(tmp_path, "trunk", "float16"), frozen()
     with torch.no_grad():
@@ -376,7 +376,7 @@ class Drawn(Dataset):
         (Drawn([64] * 4), {"batch_augments": [dict(type="vitdense.BatchResize", step=16)]}, "batch_augments"),
     ],
 )
-def test_inputs_that_do_not_come_back_are_refused(dataset, options, named):
+def test_inputs_that_do_not_repeat_are_refused(dataset, options, named):
     loader = DataLoader(dataset, 2, sampler=SeededInfiniteSampler(dataset, views=1, seed=0), collate_fn=pseudo_collate)
     model = nn.Module()
     model.data_preprocessor = DetDataPreprocessor(**options)

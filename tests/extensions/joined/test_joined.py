@@ -131,7 +131,7 @@ def flops(run, image):
     return counter.get_total_flops()
 
 
-def test_results_are_those_of_single_models_by_one_pass(joined, singles, photos):
+def test_results_of_one_pass_equal_single_models(joined, singles, photos):
     passes = []
     handle = joined.trunk.source.blocks[0].register_forward_hook(lambda *args: passes.append(1))
     found = joined(photos)
@@ -146,7 +146,7 @@ def test_results_are_those_of_single_models_by_one_pass(joined, singles, photos)
         assert one == {name: results[i] for name, results in alone.items()}
 
 
-def test_flops_are_those_of_the_heads_and_of_one_trunk(joined, singles, photos):
+def test_flops_count_all_heads_and_one_trunk(joined, singles, photos):
     image = torch.zeros(1, 3, 96, 128)
     trunks = {name: flops(single.model.backbone, image) for name, single in singles.items()}
     alone = {name: flops(single, photos[0]) for name, single in singles.items()}

@@ -85,7 +85,7 @@ def test_keypoints_are_in_pixels_of_the_original_image():
 
 
 @torch.no_grad()
-def test_one_group_predicts_what_it_does_among_thirteen():
+def test_one_group_predicts_the_same_as_among_thirteen():
     model = load(make(), drawn())
     maps = model.extract_feat(normal("image", 1, 3, 288, 288))
     (alone,) = model.bbox_head(maps)

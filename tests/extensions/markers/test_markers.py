@@ -181,7 +181,7 @@ class LooksUp:
         ("maps", (FLIP, shift), {"1 (function): label maps"}),
     ],
 )
-def test_a_step_that_moves_the_image_alone_is_named(kind, steps, found):
+def test_a_step_that_moves_only_the_image_is_named(kind, steps, found):
     faults = list(look(Drawn(kind, *steps), "data"))
     assert {str(fault).split(" do not")[0] for fault in faults} == {f"data.pipeline.{x}" for x in found}
     assert not any(fault.grave for fault in faults)

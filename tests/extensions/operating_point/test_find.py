@@ -86,6 +86,6 @@ def test_a_wish_out_of_reach_is_refused(found, wish):
 @pytest.mark.parametrize(
     "text", ["", "precision", "precision=", "precision=2", "recall=x", "f1=0.5", "score=0.3", "recall=nan"]
 )
-def test_wishes_that_are_none(text):
+def test_invalid_wishes_are_refused(text):
     with pytest.raises(OptionError, match=r"expected precision=0\.9, recall=0\.8 or f1"):
         parse_wish(text)

@@ -67,7 +67,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path, args, cfg, SimpleNamespace(test_evaluator=evaluator, cfg=cfg)
 
 
-def test_the_file_is_beside_the_checkpoint_which_stays_as_it_was(work):
+def test_the_file_is_written_beside_the_unchanged_checkpoint(work):
     folder, args, cfg, runner = work
     before = (folder / "iter_7.pth").read_bytes()
     option.change(cfg, args)

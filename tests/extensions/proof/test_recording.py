@@ -8,7 +8,7 @@ from vitdense.extensions.proof.make import SAMPLES, recording, widened
 from vitdense.runtime import BOUNDS, Output, compare_results
 
 
-def test_a_recording_keeps_samples_alone():
+def test_a_recording_keeps_only_samples():
     model = nn.ModuleDict({"blocks": nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4)))})
     outs = []
     for block in model["blocks"]:
@@ -26,7 +26,7 @@ def test_a_recording_keeps_samples_alone():
     assert all(found[name] is kept for name, kept in before.items())
 
 
-def test_bounds_of_a_lower_precision_are_by_what_it_changes():
+def test_bounds_of_lower_precision_follow_from_its_changes():
     def found(difference, lost):
         """Twenty objects, of which some are elsewhere."""
         corner = np.arange(20)[:, None] * 100 + np.where(np.arange(20) < lost, 50, 0)[:, None]

@@ -112,7 +112,7 @@ SPOILED = [  # kinds, words and the number of pictures; what cannot be drawn has
 ]
 
 
-def test_many_kinds_of_faults_at_once_are_all_found_and_nothing_else(data, tmp_path):
+def test_exactly_the_faults_of_many_kinds_are_found(data, tmp_path):
     contents, write = data
     content = contents["train"]
     of = {one["id"]: one for one in content["annotations"]}

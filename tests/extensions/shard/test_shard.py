@@ -112,7 +112,7 @@ def test_weights_are_loaded_into_parts(tmp_path):
     run_ranks(_load, str(tmp_path / "rendezvous"), str(tmp_path / "swin.safetensors"))
 
 
-def test_steps_are_those_of_one_process(tmp_path):
+def test_steps_equal_those_of_one_process(tmp_path):
     """With checkpointing, frozen parts, low-rank updates, accumulation and clipping."""
     run_ranks(_steps, str(tmp_path / "rendezvous"))
 

@@ -95,7 +95,7 @@ def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
 @pytest.mark.parametrize(
     ("arch", "signed"), [pytest.param("cait_xxs24", True, marks=needs_research), ("deit_tiny", False)]
 )
-def test_pictures_of_weights_that_are_no_shares_say_so(arch, signed):
+def test_pictures_of_signed_weights_say_so(arch, signed):
     """CaiT mixes heads after the softmax: weights of either sign. Their size is drawn."""
     torch.manual_seed(0)
     model = vitdense.create(arch, out_indices=(0,))

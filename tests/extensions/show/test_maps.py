@@ -36,7 +36,7 @@ MODELS = {name: make for name, make in MODELS.items() if HAS_RESEARCH or name no
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_times_values_are_what_the_layer_sums(name):
+def test_weights_times_values_sum_to_the_output_of_the_layer(name):
     """And weights of a head add up to 1, except where heads are mixed after the softmax."""
     model, image = MODELS[name]().eval(), torch.randn(1, 3, 64, 128)
     layers = show.attention_layers(model)
@@ -56,7 +56,7 @@ def test_weights_times_values_are_what_the_layer_sums(name):
 
 
 @pytest.mark.parametrize("family", ["swin", "swin_v2"])
-def test_attention_of_swin_stays_in_its_window(family):
+def test_attention_of_swin_stays_within_its_window(family):
     """Maps of 16 x 32 positions; the second block shifts its windows of 4 by 2."""
     model, image = MODELS[family]().eval(), torch.randn(1, 3, 64, 128)
     plain, shifted = list(show.attention_layers(model).values())[:2]

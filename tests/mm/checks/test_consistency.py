@@ -111,7 +111,7 @@ def test_normalisation_that_the_weights_do_not_expect_is_refused(weights, change
     assert not list(normalisation(with_weights(weights, **changes | eval(line))))
 
 
-def test_normalisation_of_weights_that_are_no_row_or_not_for_rgb():
+def test_right_or_unknown_normalisation_is_no_fault():
     cfg = with_weights("swin_tiny")
     del cfg.model.data_preprocessor  # the pipeline normalises
     more = {"type": "Pretrained", "checkpoint": "swin_tiny", "channels": "mean"}

@@ -71,7 +71,7 @@ def states():
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [MASKS, MAPS])
-def test_it_leaves_nothing_behind(name, tmp_path):
+def test_dry_step_changes_nothing(name, tmp_path):
     cfg = config(name, tmp_path)
     assert list(dry_step.find(cfg, ("train", "val"))) == []
     assert not (tmp_path / "shapes").exists()  # drawn elsewhere

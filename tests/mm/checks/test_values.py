@@ -118,7 +118,7 @@ def test_what_needs_a_validation_is_refused_without_one(options):
     assert key in found[0]
 
 
-def test_a_validation_that_is_left_out_leaves_the_test():
+def test_leaving_out_the_validation_keeps_the_test():
     cfg = load_config("rfdetr_nano_shapes", NO_VALIDATION)
     assert cfg.test_dataloader.dataset.type == load_config("rfdetr_nano_shapes").test_dataloader.dataset.type
     assert cfg.test_cfg is not None

@@ -101,7 +101,7 @@ def test_misspelt_argument_of_a_data_loader_is_refused(mine):
         check(cfg, ("train",))
 
 
-def test_weights_that_a_checkpoint_replaces_are_dropped_wherever_they_stand():
+def test_weights_that_a_checkpoint_replaces_are_dropped_everywhere():
     def pretrained(name):
         return {"type": "Pretrained", "checkpoint": name}
 
@@ -169,7 +169,7 @@ def test_labels_and_metrics_of_a_file_in_another_order_meet_by_name(mine, tmp_pa
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
 @pytest.mark.parametrize("kind", ["CocoDataset", "mmdet.CocoDataset", "vitdense.CocoDataset"])
-def test_names_of_a_file_meet_those_of_training_data_of_another_type(mine, tmp_path, kind, order):
+def test_class_names_match_training_data_of_another_type(mine, tmp_path, kind, order):
     names = ("disc", "ring", "square")
     rename(tmp_path / "val.json", order, names)
     cfg = mine(

@@ -228,7 +228,7 @@ def test_options_that_contradict_each_other_are_refused(options, named):
         load_config("rfdetr_nano_shapes", options)
 
 
-def test_without_workers_what_needs_them_goes():
+def test_worker_options_are_dropped_without_workers():
     keys = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
     cfg = load_config("cascade_swin_nano_shapes", {"train_dataloader.num_workers": 0})
     assert not {*keys} & cfg.train_dataloader.keys()

@@ -96,7 +96,7 @@ def project(tmp_path, repo, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def test_modules_of_ones_own_are_found_beside_the_config(project, tmp_path):
+def test_own_modules_are_found_beside_the_config(project, tmp_path):
     cfg = load_config(project / "pets.py")
     assert sys.modules["parts_of_pets"].SIDE == 3
     names = ["layers_of_pets.py", "parts_of_pets.py"]

@@ -79,7 +79,7 @@ def test_image_size_keeps_images_that_validation_does_not_resize(repo):
     assert steps(cfg)["RandomResize"].scale == (480, 360)
 
 
-def test_sizes_that_do_not_follow_are_named(repo):
+def test_sizes_that_settings_cannot_change_are_named(repo):
     cfg = load_config(repo / "configs/cascade_swin_t_coco.py")
     cfg.custom_hooks = [{"type": "PipelineSwitchHook", "switch_pipeline": []}]
     cfg.settings = {"image_size": 400}
@@ -160,7 +160,7 @@ def test_a_time_that_is_never_reached_is_an_error(tmp_path, options):
     assert next(iter(options)) in str(error)
 
 
-def test_sizes_without_validation_are_those_of_the_test(repo):
+def test_image_size_is_from_the_test_without_validation(repo):
     none = {f"val_{part}": None for part in ("cfg", "dataloader", "evaluator")}
     cfg = load_config("cascade_swin_t_coco", {"settings.image_size": 400, **none})
     assert steps(cfg, "test")["Resize"].scale == (666, 400)
@@ -226,7 +226,7 @@ def test_wrong_settings_are_refused(settings, named):
         load_config("cascade_swin_t_coco", {"settings": settings})
 
 
-def test_normalisation_of_ones_own_changes_nothing():
+def test_setting_own_normalisation_changes_nothing():
     cfg = load_config("cascade_swin_t_coco", {"settings.normalisation": "own"})
     assert cfg.pop("settings") == {"normalisation": "own"}
     assert cfg.to_dict() == load_config("cascade_swin_t_coco").to_dict()

@@ -149,7 +149,7 @@ def test_truncated_and_unreadable_files_are_named(tmp_path):
         assert "none" in images.describe_images(found)
 
 
-def test_the_header_tells_what_decoding_does(image):
+def test_header_and_decoding_agree(image):
     exif = Image.Exif()
     exif[0x0112] = 6
     for path in (image("a.png", "I;16"), image("b.jpg", "RGB", exif=exif)):

@@ -87,7 +87,7 @@ def test_values_of_label_maps(maps, values, num_classes, options, message):
 
 
 @pytest.mark.parametrize("decoder", ["pillow", "cv2"])
-def test_a_label_map_that_no_decoder_reads(maps, decoder):
+def test_an_unreadable_label_map_is_named(maps, decoder):
     root = maps([0, 1], [0, 1])
     (root / "maps/0001.png").write_bytes(b"nothing")
     check(segmentation(root, 2, indices=1), ("train",))

@@ -68,7 +68,7 @@ def test_where_images_and_labels_may_be(train, labels, write, tmp_path):
     assert all((folder / image["file_name"]).is_file() for image in content["images"])
 
 
-def test_shares_that_an_exporter_rounded_are_of_the_image(write):
+def test_rounded_coordinates_are_clipped_to_the_image(write):
     content, *_ = read_yolo(write("0 0.2 -0.0000001 1.0000001 0.5 0.3 0.9\n"), "train")
     x, y, width, _ = content["annotations"][0]["bbox"]
     assert min(x, y) >= 0

@@ -141,7 +141,7 @@ def test_a_model_that_finds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["empty", "text", "cut", "opset", "foreign"])
-def test_files_that_no_engine_reads_are_one_error(tmp_path, fault):
+def test_unreadable_files_are_the_same_error_in_all_engines(tmp_path, fault):
     values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in "xy"]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "other", values[:1], values[1:])
     opset = onnx.helper.make_opsetid("", 999 if fault == "opset" else 17)

@@ -150,7 +150,7 @@ def test_points_of_all_sizes():
         assert torch.equal(program(image), Points()(image))
 
 
-def test_suppression_of_a_batch_is_that_of_mmdet():
+def test_nms_of_a_batch_equals_mmdet():
     make = torch.Generator().manual_seed(0)
     corner, side = torch.rand(3, 200, 2, generator=make) * 300, 20 + torch.rand(3, 200, 2, generator=make) * 60
     boxes = torch.cat([corner, corner + side], -1)  # [3, 200, 4]

@@ -157,7 +157,7 @@ def test_whole_files_on_dinov3_are_told_from_differences_by_their_norms(kind, go
             load_golden(model, state | {key: factor * state[key] for key in scaled})
 
 
-def test_head_alone_of_pmt_with_the_trunk_of_another_file(golden, tmp_path):
+def test_pmt_head_with_the_trunk_of_another_file(golden, tmp_path):
     state, tensors = golden("pmt_dinov3")
     trunk = {key.removeprefix(TRUNK): x for key, x in state.items() if key.startswith(TRUNK)}
     torch.save(trunk, tmp_path / "trunk.pth")
@@ -237,7 +237,7 @@ def test_a_trunk_with_patches_of_14_pixels_starts_one_with_16_as_timm_does():
 
 
 @pytest.mark.parametrize("kind", ["eomt", "pmt"])
-def test_a_mask_is_read_from_the_patches_alone(kind):
+def test_a_mask_depends_only_on_the_patches(kind):
     """Any size divisible by the patch; the queries of an image do not depend on the batch."""
     model = make(kind, "dinov3").requires_grad_(False)
     images = torch.randn(2, 3, 48, 80)

@@ -35,7 +35,7 @@ def as_rle(detector):
     return cfg, weights
 
 
-def test_masks_as_rle_are_those_of_mmdet(detector):
+def test_masks_as_rle_equal_mmdet(detector):
     want, got = found_by(detector), found_by(as_rle(detector))
     assert len(want) > 2
     assert want.masks.any()

@@ -79,7 +79,7 @@ def test_outputs(name):
 
 @pytest.mark.parametrize("name", GOLDENS)
 @torch.no_grad()
-def test_one_group_predicts_what_it_does_among_thirteen_and_selects_what_the_authors_do(name):
+def test_one_group_predicts_as_among_thirteen_and_selects_as_the_authors(name):
     size = GOLDENS[name]
     model, golden = load(make(size), size), load_file(GOLDEN / f"{name}.safetensors")
     side, number = SIZES[size][0], SIZES[size][4]

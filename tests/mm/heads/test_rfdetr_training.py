@@ -65,7 +65,7 @@ def test_boxes_and_masks_follow_their_image(seed):
 
 
 @pytest.mark.parametrize("name", ["rfdetr_s_coco", "rfdetr_seg_s_coco"])
-def test_the_recipes_resize_in_training_alone(name):
+def test_recipes_resize_only_in_training(name):
     cfg = load_config(name)
     init_default_scope("mmdet")
     preprocessor = MODELS.build(cfg.model.data_preprocessor)

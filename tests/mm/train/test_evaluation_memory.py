@@ -87,7 +87,7 @@ def results(folder):
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_results_are_those_of_mmdet(name, tmp_path, monkeypatch):
+def test_results_equal_mmdet(name, tmp_path, monkeypatch):
     cfg, checkpoint = dense(name, tmp_path, side=96, number=12)
     got, found = launch.test(cfg, checkpoint), results(tmp_path)
     assert {len([one for one in found[1] if one["image_id"] == image]) for image in range(2)} == {12}

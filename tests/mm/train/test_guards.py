@@ -155,7 +155,7 @@ def poison(runner):
     runner.optim_wrapper.optimizer.register_step_post_hook(overflow)
 
 
-def test_a_step_that_is_not_finite_is_not_made(make):
+def test_a_step_that_is_not_finite_is_refused(make):
     huge = {"optim_wrapper.optimizer.lr": 1e12}
     with pytest.raises(StepError, match=r"iteration 2: the gradients are not finite") as error:
         launch.train(make(**huge))
@@ -183,7 +183,7 @@ def test_a_matching_without_finite_costs_is_refused_as_gradients_are(name, repo,
     assert "shapes/train/0000" in str(error.value)
 
 
-def test_weights_that_are_not_finite_cost_no_checkpoint(make, monkeypatch):
+def test_weights_that_are_not_finite_replace_no_checkpoint(make, monkeypatch):
     monkeypatch.setattr(At, "action", poison)
     with pytest.raises(StepError, match=r"not finite: backbone\."):
         launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=3)]))
@@ -191,7 +191,7 @@ def test_weights_that_are_not_finite_cost_no_checkpoint(make, monkeypatch):
     assert all(is_finite(f"work/{name}") for name in checkpoints())
 
 
-def test_the_best_checkpoint_outlives_weights_that_are_not_finite(make, monkeypatch):
+def test_weights_that_are_not_finite_keep_the_best_checkpoint(make, monkeypatch):
     monkeypatch.setattr(At, "action", poison)
     options = {"train_cfg.val_interval": 1, "default_hooks.checkpoint.save_best": "mIoU"}
     options["default_hooks.checkpoint.interval"] = 100
@@ -226,7 +226,7 @@ def test_a_work_folder_is_used_once(make):
     assert {each.removeprefix("replaced_1/") for each in files("work")} >= before & files("work/replaced_1")
 
 
-def test_a_copy_of_a_work_folder_leaves_the_original_alone(make):
+def test_a_copied_work_folder_does_not_change_the_original(make):
     """Also the best checkpoint, which mmengine removes by its path."""
     options = {"train_cfg.val_interval": 1, "default_hooks.checkpoint.save_best": "mIoU"}
     launch.train(make(**options))
@@ -276,7 +276,7 @@ def test_damaged_checkpoints_are_not_resumed(saved):
         check_whole(*saved(optimizer={"state": {0: {"exp_avg": torch.tensor([1, torch.nan])}}}))
 
 
-def test_what_does_not_go_on_as_it_was_is_not_resumed(make):
+def test_changed_trainings_are_not_resumed(make):
     launch.train(make())
     with pytest.raises(ConfigError, match="optimizer of the checkpoint is for other parameters"):
         launch.train(make(**{"model.backbone.frozen_stages": 1}), resume="work/iter_5.pth")
@@ -299,7 +299,7 @@ def test_a_signal_saves_and_the_resumed_run_is_equal(make, monkeypatch, epochs, 
     assert_ends_as_the_whole_run("epoch_2.pth" if epochs else "iter_6.pth")
 
 
-def test_an_epoch_goes_on_with_the_images_that_were_not_seen(make, monkeypatch):
+def test_an_epoch_resumes_with_the_unused_images(make, monkeypatch):
     monkeypatch.setattr(Seen, "names", ())
     launch.train(make("whole", epochs=True, custom_hooks=[dict(type="GuardsSeen")]))
     want, Seen.names = Seen.names, ()
@@ -316,7 +316,7 @@ def test_an_epoch_goes_on_with_the_images_that_were_not_seen(make, monkeypatch):
         launch.train(make("work", epochs=True, **options), resume="work/iter_8.pth")
 
 
-def test_without_the_average_a_run_goes_on_from_what_was_averaged(make):
+def test_a_run_without_averaging_resumes_from_the_raw_weights(make):
     average = dict(type="EMAHook", momentum=0.5)
     launch.train(make("whole"))
     launch.train(make(custom_hooks=[average]))
@@ -347,7 +347,7 @@ CASES = [(False, 4, "train"), (False, 4, "images"), (False, 2, "metrics"), (True
     ("epochs", "stop", "stage"),
     [(False, 6, "images"), *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES)],
 )
-def test_a_stop_in_a_validation_and_the_resumed_run_makes_that_validation(make, monkeypatch, epochs, stop, stage):
+def test_a_run_stopped_in_a_validation_repeats_it_on_resume(make, monkeypatch, epochs, stop, stage):
     def run(folder, hook, **resume):
         ended = {"validated": []}
         monkeypatch.setattr(At, "after_val", lambda self, runner: ended["validated"].append(runner.iter))
@@ -446,7 +446,7 @@ def test_the_rate_is_scaled_by_the_images_of_a_step_of_the_optimizer(make):
     assert logged == [6, 12]
 
 
-def test_a_full_disk_is_one_line_with_what_is_safe(make, monkeypatch):
+def test_a_full_disk_is_one_line_that_names_the_saved_checkpoint(make, monkeypatch):
     put = AtomicLocalBackend.put
 
     def full(self, obj, filepath):

@@ -243,7 +243,7 @@ def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_steps_with_other_numbers_of_images_are_named_on_resume_alone():
+def test_other_numbers_of_images_per_step_are_named_only_on_resume():
     warned = []
     logger = SimpleNamespace(warning=warned.append)
     of_test = SimpleNamespace(_resume=False, cfg=Config(), logger=logger)  # without training data

@@ -167,7 +167,7 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp
     assert not torch.equal(layer.weight, before)
 
 
-def test_an_interrupt_is_one_line_that_says_where_to_go_on(tmp_path, monkeypatch, capsys):
+def test_an_interrupt_is_one_line_that_says_how_to_resume(tmp_path, monkeypatch, capsys):
     runner = Runner.__new__(Runner)
     runner.cfg, runner._work_dir = Config(), str(tmp_path)
     monkeypatch.setattr(Runner, "iter", 83)

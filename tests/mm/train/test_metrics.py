@@ -154,7 +154,7 @@ def _in_a_fork(queue, ground_truth):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
-def test_a_fork_of_a_process_that_has_evaluated_evaluates(ground_truth):
+def test_a_forked_process_evaluates(ground_truth):
     """hotcoco's threads are not in it."""
     expected = evaluate(CocoMetric, ground_truth, range(6), noise=4)
     context = multiprocessing.get_context("fork")
@@ -177,7 +177,7 @@ def test_masks_of_a_detector_of_boxes_are_refused(ground_truth):
 
 
 @both
-def test_metrics_are_those_of_mmdet(kind, ground_truth):
+def test_metrics_equal_mmdet(kind, ground_truth):
     """With the options that change their names or numbers; mmdet's truth has the same ids here."""
     options = {"classwise": True, "metric_items": ["mAP_75", "AR@100"], "proposal_nums": (1, 10, 100)}
     want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
@@ -186,7 +186,7 @@ def test_metrics_are_those_of_mmdet(kind, ground_truth):
 
 
 @both
-def test_recalls_of_proposals_are_those_of_mmdet(kind, ground_truth):
+def test_recalls_of_proposals_equal_mmdet(kind, ground_truth):
     options = {"metric": ("proposal", "bbox"), "proposal_nums": (2, 3, 100)}
     want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
     assert seen(kind, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9)
@@ -222,7 +222,7 @@ def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes
     assert {one["category_id"] for one in written} == {40, 50}
 
 
-def test_joined_files_and_what_they_cannot(ground_truth, tmp_path):
+def test_joined_files_and_their_limits(ground_truth, tmp_path):
     path, annotations = ground_truth
     metric = CocoMetric(metric="bbox")
     metric.dataset_meta = {"classes": CLASSES}

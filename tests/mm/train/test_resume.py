@@ -70,7 +70,7 @@ def loop(images, batch, epoch, iterations, **options):
 
 
 @pytest.mark.parametrize(("batch", "made", "seen"), [(2, 3, 6), (1, 2, 2), (4, 2, 8), (4, 3, 11), (6, 1, 6)])
-def test_an_epoch_goes_on_after_the_images_that_were_seen(batch, made, seen):
+def test_an_epoch_resumes_after_the_used_images(batch, made, seen):
     rest = range(seen, 11)
     saved = place_in(loop(11, batch, 1, 0), made)._asdict()
     for now in (batch, 1, 2):
@@ -101,7 +101,7 @@ def test_what_has_no_place_in_the_epoch_is_refused(now, named):
     assert not isinstance(now.dataloader, ContinuedLoader)
 
 
-def test_checkpoints_without_a_place_have_that_of_their_iterations():
+def test_place_of_older_checkpoints_follows_from_iterations():
     resumed = loop(8, 2, 1, 6)
     go_on(resumed, None)
     assert len(list(resumed.dataloader)) == 2
@@ -110,7 +110,7 @@ def test_checkpoints_without_a_place_have_that_of_their_iterations():
             go_on(loop(8, batch, 1, 6), None)
 
 
-def test_the_rest_of_an_epoch_is_loaded_as_all_of_it():
+def test_the_rest_of_an_epoch_is_loaded_as_in_a_whole_epoch():
     options = dict(num_workers=2, prefetch_factor=3, persistent_workers=True)
     loader = ContinuedLoader(DataLoader(range(8), 2, generator=torch.Generator().manual_seed(1), **options), 1)
     passing = iter(loader)
@@ -119,7 +119,7 @@ def test_the_rest_of_an_epoch_is_loaded_as_all_of_it():
     assert len(list(passing)) == 3
 
 
-def test_paths_of_checkpoints_are_of_the_folder_that_resumes(tmp_path):
+def test_paths_of_checkpoints_are_in_the_resuming_folder(tmp_path):
     info = {"best_ckpt": "/old/best_iter_3.pth", "best_ckpt_mAP": "C:\\old\\b.pth", "last_ckpt": "a.pth"}
     info["best_score"] = 1
     hub = SimpleNamespace(runtime_info=info, update_info=lambda key, value: info.update({key: value}))

@@ -21,7 +21,7 @@ def test_probability_of_masked_attention():
     assert curve == pytest.approx([1, 1, 0.75**0.9, 0.5**0.9, 0.25**0.9, 0.005**0.9, 0, 0])
 
 
-def test_hook_sets_every_head_from_the_step_alone():
+def test_hook_sets_every_head_by_the_step():
     model = nn.Module()
     for name in ("semantic", "instances"):
         head = nn.Module()
