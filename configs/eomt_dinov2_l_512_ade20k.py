@@ -9,7 +9,7 @@ model = dict(
     backbone=dict(
         arch="dinov2_large_reg",
         patch_size=16,
-        # Of patches of 14 pixels: weights and positions are resized, as the authors do, by timm's rules.
+        # Published for patches of 14 pixels: weights and positions are resized, as the authors do, by timm's rules.
         init_cfg=dict(type="Pretrained", checkpoint="dinov2_large_reg.fb_lvd142m", resize="timm"),
     ),
     decode_head=dict(in_channels=[1024]),

@@ -13,7 +13,7 @@ model = dict(
         arch="dinov2_small_reg",
         patch_size=16,
         num_joint_blocks=num_blocks,
-        # Of patches of 14 pixels: weights and positions are resized, as the authors do, by timm's rules.
+        # Published for patches of 14 pixels: weights and positions are resized, as the authors do, by timm's rules.
         init_cfg=dict(type="Pretrained", checkpoint="dinov2_small_reg.fb_lvd142m", resize="timm"),
     ),
     panoptic_head=dict(in_channels=[384], num_blocks=num_blocks),

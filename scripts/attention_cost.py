@@ -23,7 +23,7 @@ class AttentionCost(NamedTuple):
     pairs: int  # of tokens, N^2: numbers in the attention matrix of one head
     linear: int  # MACs of linear layers in all blocks
     pair: int  # MACs of products of queries, keys and values in all blocks
-    matrices: int  # bytes of those of all layers in float32: of the formula; fused attention keeps no matrix
+    matrices: int  # bytes of all layers' matrices in float32, by the formula; fused attention keeps none
 
 
 Costs = dict[tuple[int, Size], AttentionCost]  # by patch and image size

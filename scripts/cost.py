@@ -3,7 +3,7 @@
 Run the pass inside a `CostCounter`, on the meta device for speed. Counts are exact and repeatable.
 
 - A kernel is every ATen call below autograd that is neither a view nor an allocation.
-- Its bytes are those of all tensors it reads and of all it writes, each once; an expanded dimension is stored once.
+- Its bytes are all tensors that it reads or writes, each once; an expanded dimension is stored once.
   Floating-point elements have 2 bytes, as in half precision. `index_select`, `index` and `gather` read as much as they
   write, and the index.
 - `scaled_dot_product_attention` is one kernel forward and one backward, as the fused kernels of a GPU are, also where
@@ -73,7 +73,7 @@ class Device:
     launch: float = 4e-6  # seconds of a kernel launch in eager mode. An order of magnitude: the host decides it
 
 
-# A measured peak is below that of a data sheet: compare models on one device, not devices.
+# A measured peak is below the data sheet's: compare models on one device, not devices.
 DEVICES = {
     "h200": Device(790e12, 4.8e12, "FLOP/s: a product of large matrices, measured; bandwidth: data sheet"),
     # Half of the FLOP/s with sparsity.
@@ -219,7 +219,7 @@ class _FusedAttention(Function):
         q, k, v, bias, out = ctx.saved_tensors
         of_q, of_k, of_v = (torch.empty_like(t) for t in (q, k, v))
         of_bias = torch.empty_like(bias) if ctx.needs_input_grad[4] else None
-        # Logits are computed again: three products have the channels of q, two those of v.
+        # Logits are computed again: three products have the channels of q, two the channels of v.
         flops = 2 * ctx.multiply_adds * (3 * q.shape[-1] + 2 * v.shape[-1])
         moved = _bytes(_tensors((q, k, v, bias, out, grad, of_q, of_k, of_v, of_bias)))
         ctx.counter.count("attention_backward", moved, flops)

@@ -80,7 +80,7 @@ def _onnx(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Path:
 
 
 def _onnx_int8(model: nn.Module, run: Run, x: Tensor, folder: Path) -> Path:
-    """The same in int8, its activations as those of this image."""
+    """The same in int8, calibrated on this image."""
     path = folder / f"{id(model)}.int8.onnx"
     if not path.exists():
         shutil.copy(_onnx(model, run, x, folder), path)
@@ -106,7 +106,7 @@ def _openvino(model: nn.Module, run: Run, x: Tensor, folder: Path, precision: st
 
 
 def forms() -> list[Form]:
-    """Those that this machine has."""
+    """The forms that this machine can run."""
     found = [Form("eager", _eager)]
     if has_onednn() and is_glibc():
         found += [Form("eager, oneDNN, memory kept", _eager, context=tuned)]
@@ -135,7 +135,7 @@ def time_forms(
         rounds: Timed rounds.
 
     Raises:
-        ValueError: The maps of a form are not those of the model.
+        ValueError: The maps of a form differ from the model's.
     """
     runs = {}
     ours = next(iter(models))

@@ -144,7 +144,7 @@ def counted(report: Path) -> list[str]:
 
 
 def write(row: Sequence[str]) -> None:
-    """Put a row in the place of that of the same Python and packages, in the order of `CELLS`."""
+    """Replace the row of the same Python and packages, or add one, in the order of `CELLS`."""
     before, _, rest = read_text(PAGE).partition(BEGIN)
     table, _, after = rest.partition(END)
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]

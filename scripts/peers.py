@@ -523,7 +523,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
     "hybrid_vit": {"timm": Peer("timm", _timm_vit, _timm_vit_maps, _timm_vit_maps, _VIT)},
     "cait": {"timm": Peer("timm", _timm_cait, _timm_vit_maps, _timm_vit_maps, _VIT)},
     "swin_mixer": {},  # the authors' code is not a package
-    # Of the image size that they are built for. The last block of every quarter gives a map.
+    # Peers for the image size that they are built for. The last block of every quarter gives a map.
     "mixer": {
         "timm": Peer("timm", _timm_mixer, _timm_vit_maps, _timm_vit_maps, _VIT[1:]),
         "mmpretrain": Peer(
@@ -537,13 +537,13 @@ PEERS: dict[str, dict[str, Peer]] = {  # by family and naming scheme; the first 
         "torchvision": Peer("torchvision", _torchvision_resnet, _torchvision_resnet_maps, _torchvision_resnet_maps),
     },
     "convnext": {"timm": Peer("timm", _timm_convnext, _timm_maps, _timm_maps)},
-    # Of images whose sides are multiples of the stride times the first window.
+    # Peers for images whose sides are multiples of the stride times the first window.
     "hiera": {"timm": Peer("timm", _timm_hiera, _timm_maps, _timm_maps)},
     "nat": {},  # the authors' code needs an extension that is compiled
 }
 # Our arguments for the same model.
 AS_PEERS = {"mvit": {"window": "global"}, **{family: {"out_norm": "none"} for family in ("vit", "hybrid_vit", "cait")}}
-# Our arguments with a field in `PeerSpec`. No peer has the others, but those of `AS_PEERS`.
+# Our arguments with a field in `PeerSpec`. No peer has the others, except `AS_PEERS`.
 IN_SPEC = {"window_size", "pretrained_window_sizes", "pretrain_img_size", "patch_size", "stem", "parallel"}
 
 
@@ -606,5 +606,5 @@ def raw_maps(backbone: nn.Module, x: Tensor) -> list[Tensor]:
 
 
 def relative_errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[float]:
-    """Per map, the norm of the difference over that of `want`."""
+    """Relative error per map: norm of the difference over the norm of `want`."""
     return [float((a - b).norm() / b.norm()) for a, b in zip(got, want, strict=True)]

@@ -164,7 +164,7 @@ def brute_force_attention(attention, x, size):
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """Frobenius norm of the difference over that of `want`."""
+    """Relative error: Frobenius norm of the difference over the norm of `want`."""
     return float((got - want).norm() / want.norm())
 
 

@@ -119,7 +119,7 @@ def test_heads_follow_the_data_from_the_number_of_the_recipe(tmp_path):
 
 
 def num_classes(cfg):
-    """Of the training data."""
+    """Number of classes of the training data."""
     from mmengine.registry import DATASETS
 
     dataset = cfg.train_dataloader.dataset
@@ -270,7 +270,7 @@ def test_what_decays_in_the_recipe_of_the_mvit_authors(path):
     cfg = load_config(path)
     model = build_on_meta(cfg)
     norms, found = norm_parameters(model), decays(model, cfg)
-    for name, decay in found.items():  # biases decay, those of norms do not
+    for name, decay in found.items():  # biases decay, except of norms
         assert decay == (0 if name in norms or "rel_pos_" in name else 0.1), name
     rows = ("backbone.stages.1.blocks.0.attn.bias.rel_pos_w", "neck.fpn_convs.0.conv.bias", "backbone.norm3.bias")
     assert [found[name] for name in rows] == [0, 0.1, 0]
@@ -449,7 +449,7 @@ def test_recipe_of_mae_for_segmentation():
         assert settings[name] == (pytest.approx(1e-4 * 0.65 ** (12 - block)), decay), name
 
 
-TRAINED = {  # parameters that train, in M, and those of the backbone: as it stands, and with options of the docstring
+TRAINED = {  # trainable parameters in M, in all and in the backbone: as it stands, and with options of the docstring
     "upernet_dinov3_b_ade20k": [(162.5, 85.7), (76.9, 0), (77.3, 0.4)],
     "upernet_adapter_dinov2_b_ade20k": [(134.4, 100.3), (47.8, 13.7)],
     "cascade_dinov3_b_coco": [(140.9, 85.7), (55.3, 0)],

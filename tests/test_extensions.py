@@ -12,7 +12,7 @@ pytestmark = pytest.mark.commands
 
 EXTENSIONS = sorted(path.parent.name for path in REPO.glob("vitdense/extensions/*/__init__.py"))
 COPIED = ("vitdense", "configs", "tools", "scripts", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
-# Of the core: imports, names, commands, passes and recipes.
+# What the core has: imports, names, commands, passes and recipes.
 QUICK = ("tests/test_import_layers.py", "tests/test_main.py", "tests/mm/config", "tests/mm/test_registry.py")
 SMOKE = """
 import vitdense, vitdense.registry

@@ -70,7 +70,7 @@ def test_every_row_builds(name):
 
 
 def test_every_published_size_has_a_row():
-    """Tables of sizes of every family by its folder; a hybrid ViT has those of ViT."""
+    """Tables of sizes by folder of the family; a hybrid ViT has ViT's."""
     for folder in [folder for folder in dict.fromkeys(FOLDERS.values()) if find_spec(f"{folder}.sizes")]:
         module = import_module(f"{folder}.sizes")
         tables = [x for name, x in vars(module).items() if isinstance(x, dict) and not name.startswith("_")]

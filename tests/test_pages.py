@@ -309,7 +309,7 @@ def prepare(words, here, twin, weights_of):
 
 
 def command_of(line):
-    """The words of a command after `vitdense`; of several processes those of one, which stands for all: see
+    """The words of a command after `vitdense`; for several processes the words of one, which stands for all: see
     tests/tools/test_processes.py."""
     words = shlex.split(line, comments=True)
     if "torchrun" in words:
@@ -378,7 +378,7 @@ def test_configs_train(block, here, twin, monkeypatch):
 
 
 def test_commands_that_are_not_run_name_what_exists():
-    """Nor those of slow pages: flags are those of the tool; targets, extras and files are there."""
+    """Also on slow pages: the tool has the flags; targets, extras and files exist."""
     lines = [line for page in PAGES for line in commands(page) if page.name in SLOW or not is_run(line)]
     every = [*lines, *(block.text for block in CONFIGS)]
     assert [pattern for pattern in NOT_RUN if not any(re.search(pattern, text) for text in every)] == []

@@ -181,7 +181,7 @@ def test_objects_from_a_score_on_and_their_masks(stride):
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
 def test_programs_of_detectors_segmentors_and_queries(engine, tmp_path):
-    """Of constants: what a photo of 40 x 30 pixels is made of, that the program sees at twice the size."""
+    """A program of constants, which sees a photo of 40 x 30 pixels at twice the size."""
     onnx = pytest.importorskip("onnx")
     boxes = np.float32([(20, 10, 40, 30), (0, 0, 8, 6)])
     outputs = {"boxes": boxes, "scores": np.float32([0.8, 0.2]), "labels": np.array([1, 0])}

@@ -1,6 +1,6 @@
 """Every config that mmdet and mmseg ship with a Swin backbone, with ours in place of theirs.
 
-The swap is that of `python -m vitdense swap`. Weights are random, and loaded as a user's checkpoint is. docs/parity.md
+The swap is made by `python -m vitdense swap`. Weights are random, and loaded as a user's checkpoint is. docs/parity.md
 has the table.
 """
 

@@ -16,7 +16,7 @@ LICENCES = {"dinov3": "DINOv3-License"}
 
 
 def licence_of(src: str, scheme: str) -> str | None:
-    """Of weights by name or address, or else by the naming scheme of their file; None if unknown."""
+    """The licence of weights by name or address, or by the naming scheme of their file; None if unknown."""
     row = row_of(src)
     return row.licence if row else LICENCES.get(scheme)
 

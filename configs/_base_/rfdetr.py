@@ -16,7 +16,7 @@ model = dict(
         arch="rfdetr_small",
         patch_size=16,
         pretrain_img_size=512,
-        # Of patches of 14 pixels: weights and positions are resized by timm's rules.
+        # Published for patches of 14 pixels: weights and positions are resized by timm's rules.
         init_cfg=dict(type="Pretrained", checkpoint="dinov2_small.fb_lvd142m", resize="timm"),
     ),
     neck=dict(type="vitdense.C2fProjector", in_channels=[384] * 4),

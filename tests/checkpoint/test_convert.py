@@ -112,7 +112,7 @@ for _name, _arch in {
             lambda arch=_arch, extra=_extra, norms=_norms: state_of(lambda: mvit(**arch), extra, norms),
             _schemes,
         )
-# Names that are also those of another scheme, which is found first: without LayerScale, without norms, without a head.
+# Names that another scheme has, too, which is found first: without LayerScale, without norms, without a head.
 ALSO = {("vit", "timm"): "official", ("vit", "detectron2"): "official", ("vit", "dinov2"): "official"}
 ALSO |= {("mvit", "detectron2"): "official", ("swin", "mmpretrain"): "mmdet"}
 
@@ -327,7 +327,7 @@ class TestDetection:
         ("name", "names"), [("Swin", ["mmdet", "mmpretrain"]), ("MViTv2 without token", ["mmpretrain"])]
     )
     def test_ambiguous_schemes_are_refused_and_prefix_decides(self, name, names):
-        """mmpretrain's last norm is that of its classifier; a dense backbone has an output norm of the same name."""
+        """mmpretrain's last norm is its classifier's; a dense backbone has an output norm of the same name."""
         state = convert(kind(name), "mmpretrain").state
         headless = {key: value for key, value in state.items() if not key.startswith("head")}
         with pytest.raises(CheckpointMismatchError, match=r"scheme=\.\.\., prefix=\.\.\.") as error:

@@ -108,7 +108,7 @@ def part(tensors, start):
 
 @torch.no_grad()
 def outputs_of(model, x, like):
-    """Of our model and of the authors, in pairs by the authors' names; of all tokens those of the map."""
+    """Maps of our model and of the authors', in pairs by the authors' names; only the tokens of the map."""
     h, w = (side // model.arch.patch_size for side in x.shape[2:])
     found = {}
     for kind, is_raw in (("norm", False), ("raw", True)):
@@ -375,7 +375,7 @@ def test_every_norm_has_the_epsilon_of_the_arch(out_norm):
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("names", ["transformers_eomt", "eomt_dinov3"])
 def test_trunks_of_eomt_with_either_mlp(names, gated):
-    """By its authors' names and transformers', which are those of transformers' DINOv3 in other places."""
+    """By its authors' names and transformers', which are transformers' names of DINOv3 in other places."""
     ffn = {"ffn": "swiglu" if gated else "mlp", "ffn_dims": 40}
     model = ViT({**DINOV3_NANO, **ffn}, out_norm="shared")
     state = convert(model.state_dict(), "transformers").state

@@ -136,7 +136,7 @@ def test_bias_tables_of_another_window_are_resized():
 
 
 def test_own_checkpoint_of_a_transposed_window_is_resized():
-    """A flat table of a 4x6 window has as many rows as that of a 6x4 one."""
+    """Flat tables of a 4x6 and of a 6x4 window have the same number of rows."""
     source, target = make(window_size=(4, 6)), make(window_size=(6, 4))
     assert len(load_pretrained(target, source.state_dict()).resized) == 3
 
@@ -609,7 +609,7 @@ def test_rebuilt_buffers_of_a_whole_model_are_ignored():
 
 
 def test_stem_for_other_channels(tmp_path):
-    """The formulas, on the weight of a file; every other tensor is that of the file."""
+    """The formulas, on the weight of a file; all other tensors are the file's."""
     source = make()
     rgb, path = source.patch_embed.proj.weight.detach(), file_of(official(source), tmp_path / "a.pth")
 

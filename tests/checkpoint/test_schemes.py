@@ -83,7 +83,7 @@ if HAS_RESEARCH:
     from research_parity import MODELS as OF_RESEARCH
 
     MODELS |= OF_RESEARCH
-# Names of a scheme that are also those of another, which is found first.
+# Names of a scheme that another scheme has, too, which is found first.
 SAME_NAMES = {
     ("vit", "timm"): "official",
     ("cait", "timm"): "official",
@@ -117,7 +117,7 @@ def randomise(model):
         # LayerScale and factors near 0 would hide their branch.
         is_factor = re.search(r"gamma|\.ls\d|\.alpha$|gate\.proj\.bias$", name) is not None
         mean = 2.3 if name.endswith("logit_scale") else 1.0 if is_factor else 0.0
-        # Talking heads add the bias after the softmax to the weight of every key, of which there are hundreds.
+        # Talking heads add the bias after the softmax to the weight of each of hundreds of keys.
         small = 0.001 if name.endswith("proj_w.bias") else 0.05
         nn.init.normal_(parameter, mean, std=1.0 if is_seen else small)
     for module in model.modules():

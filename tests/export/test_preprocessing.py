@@ -1,4 +1,4 @@
-"""Programs of photos against those of normalised images behind `vitdense.runtime`."""
+"""Programs of photos against programs of normalised images with `vitdense.runtime`."""
 
 import json
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
 
 
 def both(model, about, tmp_path):
-    """The program of images and that of photos."""
+    """The program of images and the program of photos."""
     from vitdense.export.preprocessing import of_photos
 
     onnx.save(model, tmp_path / "images.onnx")

@@ -50,7 +50,7 @@ def config(data):
 
 
 def outcome(run):
-    """Of a command: what a user meets."""
+    """Run a command as a user does."""
     try:
         run()
     except ConfigError as error:

@@ -110,7 +110,7 @@ def test_axis_index_is_rounded_in_float32(q, k):
 
 
 def terms(bias, q, keys):
-    """Of the keys alone, without what fills the rows up."""
+    """The columns of keys, without the padding of rows."""
     return [along[..., :n] for along, n in zip(bias(q, keys, keys[0] + 2), keys)]
 
 

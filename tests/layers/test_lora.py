@@ -108,7 +108,7 @@ def test_no_layer_to_update():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_gradients_under_autocast_are_as_precise_as_those_of_the_layer(dtype):
-    """Of A and B, next to those of the weight they update, at every depth; measured: ratios of 0.8 to 1.7 (float16)."""
+    """Gradients of A and B relative to the weight's, at every depth; measured: ratios of 0.8 to 1.7 (float16)."""
     arch = {"embed_dims": 16, "depths": (1, 1, 6, 1), "num_heads": (1, 2, 4, 8)}
     model = vitdense.Swin(arch, window_size=4, drop_path_rate=0.0, finetune=LORA).train()
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Inference on a CPU: linear layers by oneDNN are those of torch, and memory is kept."""
+"""Inference on a CPU: linear layers by oneDNN equal torch's, and memory is kept."""
 
 import copy
 import gc

@@ -18,7 +18,7 @@ NANO = {"embed_dims": 32, "depth": 2, "num_heads": 2}
 
 
 def angles_by_hand(kind, place, grid, head_dim):
-    """Of a token at (row, column) of a grid: d/2 angles, as the papers and the authors' code define them."""
+    """The d/2 angles of a token at (row, column) of a grid, as the papers and the authors' code define them."""
     quarter = head_dim // 4
     if kind == "dinov3":
         halves = [

@@ -1,4 +1,4 @@
-"""Places are float32 under autocast: with the same outputs of all layers, boxes and losses are those of float32."""
+"""Coordinates are float32 under autocast: with equal outputs of layers, boxes and losses equal float32."""
 
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -39,7 +39,7 @@ def test_devices_of_this_machine():
 
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 1)])
 def test_devices_match_torch(monkeypatch, kind, count):
-    """Of the accelerator that torch has, if any; on a kind without autocast, float32 alone."""
+    """The CPU and torch's accelerator, if any; a kind without autocast has float32 only."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert precision.devices() == {"cpu": 1}
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)

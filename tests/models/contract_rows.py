@@ -162,7 +162,7 @@ class Precision:
         peer: Naming scheme of the model of another project with the same weights, in `scripts/peers.py`. None where no
             model that runs here has these parts: then the same model is compared with itself, with the residual stream
             cast to float32 before every block.
-        shape: Image (h, w) in pixels, where it is not that of pretraining.
+        shape: Image (h, w) in pixels, if it is not the size of pretraining.
         bound: On the ratio of the errors.
     """
 

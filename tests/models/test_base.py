@@ -183,7 +183,7 @@ def test_models_that_were_not_loaded_compile_and_export_in_one_graph(checkpoint)
 
 
 def test_batch_norms_without_parameters_train():
-    """They have none to freeze: their statistics are those of the batch in training mode."""
+    """They have none to freeze: in training mode they use the statistics of the batch."""
     model = ViT({"embed_dims": 16, "depth": 1, "num_heads": 2})
     model.patch_embed.extra = nn.BatchNorm2d(3, affine=False)
     assert model.train().patch_embed.extra.training

@@ -29,7 +29,7 @@ MODELS = {
     ),
     "deit": partial(ViT, LAYERS, out_indices=(1,)),
 }
-# A new size; sides of which one is new; the first again; both sides seen, but not together; all new.
+# A new size; one new side; the first again; both sides seen, but not together; all new.
 SHAPES = [(2, 64, 96), (2, 96, 96), (2, 96, 128), (2, 64, 96), (2, 64, 128), (2, 160, 192)]
 HEAD = f"{'model':8} {'pass':17} {'image':8} {'kernels, bytes, kept: cold':>30} {'warm':>30}"
 COUNTS = """

@@ -53,7 +53,7 @@ def _steps_equal_one_process(rank: int, name: str) -> None:
     torch.manual_seed(0)
     alone = Heads(revert_sync_batchnorm(CASES[name]())).double().train()  # DDP refuses SyncBN on a CPU
     for module in alone.modules():
-        if isinstance(module, _BatchNorm):  # their statistics would be those of half a batch
+        if isinstance(module, _BatchNorm):  # statistics would be of half a batch
             module.eval()
     model, tables = copy.deepcopy(alone), []
     together = DistributedDataParallel(model)

@@ -1,4 +1,4 @@
-"""Exported programs equal the models at sizes and batches that were not those of the export."""
+"""Exported programs equal the models at other sizes and batches than in the export."""
 
 import copy
 from collections import Counter

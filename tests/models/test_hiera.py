@@ -161,7 +161,7 @@ def test_a_whole_file_of_sam_2_gives_its_trunk():
     assert {key.split(".")[0] for key in report.kept_at_init} == {f"norm{i}" for i in range(4)}
     state = again.state_dict()
     assert all(torch.equal(state[k], x) for k, x in model.state_dict().items() if not k.startswith("norm"))
-    del file["model"]["image_encoder.trunk.pos_embed_window"]  # without it the names are those of an MViT
+    del file["model"]["image_encoder.trunk.pos_embed_window"]  # without it the names are an MViT's
     with pytest.raises(CheckpointMismatchError, match=r"as one of hiera it lacks absolute_pos_embed.+window"):
         load_pretrained(again, file)
 

@@ -163,7 +163,7 @@ def test_block_of_v1_is_the_definition(name, pool):
     torch.testing.assert_close(block(x)[0], brute_force_block(block, x[0]), rtol=1e-10, atol=1e-10)
 
 
-# Of v2_base at 224: number of blocks, q and kv stride, window, its queries and keys, rows of the tables.
+# Blocks of v2_base at 224: number, q and kv stride, window, its queries and keys, rows of the tables.
 HYBRID_BASE = [
     (2, 1, 4, 56, 56, 14, 111),
     (1, 2, 2, 56, 28, 28, 55),
@@ -216,7 +216,7 @@ def test_where_stages_begin_and_end(arch, depth, first, last):
     assert len(specs) == depth
     assert [i for i, s in enumerate(specs) if s.q_stride == 2] == first
     assert [n - 1 for n in accumulate(MVIT[arch].depths)] == last
-    assert [i for i, s in enumerate(specs) if s.window is None] == last[1:]  # that of the first stage is windowed
+    assert [i for i, s in enumerate(specs) if s.window is None] == last[1:]  # the first stage's has windows
     # Both growths end in the same widths; they differ in the block that reaches them.
     width = [MVIT[arch].embed_dims * 2**s.stage for s in specs]
     assert [s.dim_attn for s in specs] == width
@@ -246,7 +246,7 @@ def test_plan_of_v1_is_the_authors_config(arch):
 
 
 def test_convolutions_of_v1_are_those_of_the_authors_config():
-    """Of its 16 blocks all pool keys and values, and three pool queries, each with a norm."""
+    """All 16 blocks pool keys and values, and three pool queries, each with a norm."""
     with torch.device("meta"):
         blocks = [block for stage in MViT("v1_base").stages for block in stage.blocks]
     found = {name: [i for i, block in enumerate(blocks) if hasattr(block.attn, f"pool_{name}")] for name in "qkv"}
@@ -308,7 +308,7 @@ def test_drop_path_drops_both_branches():
 @pytest.mark.parametrize("with_cp", [False, True])
 @pytest.mark.parametrize("options", [{}, V1, V1_CONV], ids=["v2", "v1, max", "v1"])
 def test_gradients(options, with_cp):
-    """Of a stage whose first block shrinks the map and grows, and whose last one is global, on a map that pads."""
+    """A stage whose first block shrinks the map and widens, and whose last block is global, on a padded map."""
     arch = MViTArch(2, (1, 2), 1, **options)
     # Its own grid as the global block's, for tables are resized in float32.
     first, last = BlockSpec(1, 2, 4, 4, 2, (4, 4), 2, 2, (4, 4), 0.0), BlockSpec(1, 4, 4, 4, 2, (3, 3), 1, 2, None, 0.0)

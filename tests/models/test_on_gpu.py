@@ -19,7 +19,7 @@ def float32(monkeypatch):
 
 @pytest.fixture
 def sync_debug_mode():
-    """Of the process, is afterwards as before."""
+    """The state of the process is afterwards as before."""
     mode = torch.cuda.get_sync_debug_mode()
     yield
     torch.cuda.set_sync_debug_mode(mode)

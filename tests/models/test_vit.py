@@ -27,13 +27,13 @@ def randomise(model):
 
 
 def by_hand(norm, x, eps=1e-6):
-    """LayerNorm of tokens ``[N, C]`` from its definition; the epsilon is that of the ViT authors."""
+    """LayerNorm of tokens ``[N, C]`` from its definition; the epsilon is the ViT authors'."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * norm.weight + norm.bias
 
 
 def biases_of(layer):
-    """Of queries, keys and values; keys may have none."""
+    """Biases of queries, keys and values; keys may have none."""
     if not hasattr(layer, "qv_bias"):
         return layer.bias.chunk(3)
     q, v = layer.qv_bias.chunk(2)
@@ -305,7 +305,7 @@ def test_totals_of_vitdet():
 
 
 def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep():
-    """Of an MLP only what its own gradient needs: the hidden map before GELU, and no inputs."""
+    """An MLP keeps only what its own gradient needs: the hidden map before GELU, and no inputs."""
     x = torch.randn(2, 3, 64, 64)
     options = {"pretrain_img_size": 64, "drop_path_rate": 0.0}
     kept = []

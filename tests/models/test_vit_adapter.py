@@ -210,7 +210,7 @@ def test_injector_and_extractor_are_the_definition():
 @torch.no_grad()
 @pytest.mark.parametrize("vit_feature", ["last", "each"])
 def test_outputs_are_sums_of_adapter_and_trunk(vit_feature):
-    """Of a multiple of 32 pixels, where torch's resizing by a factor is the authors'."""
+    """Sides are multiples of 32 pixels, where torch's resizing by a factor is the authors'."""
     model = adapter(vit_feature=vit_feature).eval()
     tokens, sums, levels = [], [], []
     for block in model.trunk.blocks:  # every block is an interaction

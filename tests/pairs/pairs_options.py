@@ -76,7 +76,7 @@ def last_of(work):
 
 
 def holds(pattern):
-    """The work folder has such files, beside those of a training that was overwritten, where an option is on."""
+    """The work folder has such files, besides an overwritten training's, if an option is on."""
     return lambda row, value: (
         any("replaced_" not in str(path.relative_to(row.work)) for path in row.work.rglob(pattern)),
         value not in ("off", "none"),

@@ -123,7 +123,7 @@ def watched():
     seen = SimpleNamespace(said="", passes=[], dtypes=set(), probe=None)
 
     def look(module, args, output):
-        if torch.compiler.is_exporting():  # of which a size that is read becomes part
+        if torch.compiler.is_exporting():  # a size that is read becomes part of the program
             return
         if isinstance(module, Backbone):
             one = SimpleNamespace(training=module.training, images=len(args[0]), side=max(args[0].shape[-2:]))
@@ -149,7 +149,7 @@ class Shared:
 
     @cache  # noqa: B019
     def base(self, name):
-        """The config that those of a recipe inherit."""
+        """The config that configs of a recipe inherit."""
         if name != "retinanet":
             return str(REPO / f"configs/demo/{RECIPES[name].base}.py")
         path = str(self.folder / "swapped.py")
@@ -208,7 +208,7 @@ class Row:
             raise AssertionError(f"cd {self.folder} && vitdense {shlex.join(words)}\n{seen.said[-6000:]}")
 
     def config(self, file):
-        """The config of this row: a file; one on top of that of `vitdense new`; or one with its bases written out."""
+        """The config of this row: a file; one on top of `vitdense new`'s; or one with its bases written out."""
         base, content = self.shared.base(self["recipe"]), {**self.recipe.file, **ALWAYS, **file}
         if self["config"] == "new":
             self.run("new", "new", self.recipe.task, "new.py", "--base", base, *self.recipe.new)
@@ -251,7 +251,7 @@ class Row:
 
     @property
     def probe(self):
-        """Of the training; of the rest of it where it was interrupted."""
+        """The probe of the training, or of its rest after an interruption."""
         return self.seen["train"].probe
 
     @cached_property
@@ -276,7 +276,7 @@ class Row:
 
     @property
     def init_cfg(self):
-        """Of a backbone that starts from its weights."""
+        """The `init_cfg` of a backbone that starts from its weights in the checkpoint."""
         path = self.shared.folder / f"{self['recipe']} backbone.pth"
         state = read_checkpoint(str(self.kept))["state_dict"]
         torch.save({key.removeprefix("backbone."): x for key, x in state.items() if key.startswith("backbone.")}, path)

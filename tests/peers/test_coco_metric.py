@@ -91,7 +91,7 @@ def odd_file(rng):
 
 
 def detections(rng, content):
-    """Of every image corners, scores with ties, labels, masks and keypoints: some near objects, and some elsewhere."""
+    """Corners, scores with ties, labels, masks and keypoints per image: some near objects, some elsewhere."""
     names = {one["id"]: NAMES.index(one["name"]) for one in content["categories"]}
     found = {}
     for image in content["images"]:
@@ -147,7 +147,7 @@ def metric_of(kind, file, engine=None):
 
 
 def evaluated(metric, found, image_ids=None):
-    """The values of a metric, and its last evaluation; the ids may be others than those of `found`."""
+    """The values of a metric, and its last evaluation; the ids may differ from the ids of `found`."""
     metric.dataset_meta, metric.evaluations = {"classes": NAMES, "sigmas": SIGMAS}, []
     for image_id, (corners, scores, labels, masks, points) in zip(image_ids or found, found.values()):
         own = {"bboxes": torch.tensor(corners), "scores": torch.tensor(scores), "labels": torch.tensor(labels)}
@@ -228,7 +228,7 @@ def test_files_of_results_have_the_values_of_the_metric(kind, tmp_path):
         evaluated(metric, found)
         rows = json.loads((tmp_path / f"found.{kind}.json").read_text())
         for row in rows if kind == "segm" else ():
-            del row["bbox"]  # as mmdet does: COCO takes the area of the box for that of the mask
+            del row["bbox"]  # as mmdet does: COCO would take the area of the box for the mask's
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(str(tmp_path / "truth.json"))
             evaluation = COCOeval(truth, truth.loadRes(rows), kind)

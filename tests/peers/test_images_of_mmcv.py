@@ -89,7 +89,7 @@ def test_what_mmcv_refuses_is_refused_and_nothing_else(what, tmp_path):
 
 @pytest.mark.filterwarnings("error")
 def test_more_pixels_than_pillow_opens(tmp_path):
-    """182 million: scans and orthophotos, of which tiles are predicted."""
+    """182 million pixels, as in scans and orthophotos that are predicted in tiles."""
     pixels = np.full((13_000, 14_000), 7, np.uint8)
     (tmp_path / "large.png").write_bytes(cv2.imencode(".png", pixels, (cv2.IMWRITE_PNG_COMPRESSION, 1))[1].tobytes())
     path, size = str(tmp_path / "large.png"), (14_000, 13_000)

@@ -1,4 +1,4 @@
-"""Models of research with those of other projects, for `checkpoint/test_schemes.py`: ours, and the spec of theirs."""
+"""Research models and their peers in other projects, for `checkpoint/test_schemes.py`: ours, and the peer's spec."""
 
 from dataclasses import replace
 from functools import partial

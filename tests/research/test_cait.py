@@ -110,7 +110,7 @@ def test_logits_equal_timms():
 
 @torch.no_grad()
 def test_dense_work_ignores_class_attention():
-    """Maps are those of the blocks, which have no class token; its layers are left out, and need not be in the file."""
+    """Maps are from the blocks without class token; layers of the token are left out, also of the file."""
     state = timm_cait().state_dict()
     dense = CaiT(NANO, pretrain_img_size=64, out_norm="none").eval()
     assert dense.class_blocks is None

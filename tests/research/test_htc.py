@@ -1,4 +1,4 @@
-"""HTC's RoI head against its definition: masks flow from stage to stage, and those of a test are averaged."""
+"""HTC's RoI head against its definition: masks flow from stage to stage, and are averaged in tests."""
 
 import pytest
 import torch

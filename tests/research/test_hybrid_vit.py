@@ -32,7 +32,7 @@ def test_parameters_of_hybrids_are_timms(name, parameters):
 
 @pytest.mark.parametrize(("stem", "layers"), [("r50_s32", [3, 4, 6, 3]), ("r50_s16", [3, 4, 9]), ("r26_s32", [2] * 4)])
 def test_stages_of_hybrids(stem, layers):
-    """Of the paper's two ResNet-50s one has the blocks of stage 4 in stage 3: as many layers."""
+    """One of the paper's two ResNet-50s has the blocks of stage 4 in stage 3: as many layers."""
     with torch.device("meta"):
         resnet = HybridViT(NANO, stem=stem).patch_embed.backbone
     assert [len(stage.blocks) for stage in resnet.stages] == layers

@@ -308,7 +308,7 @@ def test_too_few_offsets_are_refused(length):
 
 @pytest.mark.parametrize(("position", "kernels"), [("table", 45), ("query", 37)])
 def test_kernels_of_the_first_pass_of_a_size(position, kernels):
-    """How many more than those of the second."""
+    """How many more than of the second."""
     layer = LocalAttention(8, HEADS, 7, "clamp" if position == "table" else "mask", position).to("meta")
     layout.empty_cache()
     counts = []

@@ -195,7 +195,7 @@ def test_matrices_of_a_size_are_cached_by_size_in_the_dtype_of_the_map():
 # Totals
 
 
-# MLP-Mixer Table 1 (parameters without a head); ResMLP's are those of the classifier.
+# MLP-Mixer Table 1 (parameters without a head); ResMLP's include the classifier.
 PUBLISHED = [
     ("mixer_small_32", 18.6, 1.0),
     ("mixer_small_16", 18.0, 3.8),

@@ -62,7 +62,7 @@ def official(arch, kernel=7, output_norms=False):
 
 
 def neighbourhood_attention(x, weight, bias, rpb, heads):
-    """Of a map ``[B, H, W, C]``: all keys of every query are copied."""
+    """Attention on a map ``[B, H, W, C]`` that copies all keys of every query."""
     kernel = (rpb.shape[-1] + 1) // 2
     b, h, w, c = x.shape
     x = F.pad(x, (0, 0, 0, max(kernel - w, 0), 0, max(kernel - h, 0)))  # padded keys are the bias of qkv

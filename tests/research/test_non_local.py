@@ -194,7 +194,7 @@ def resnet_of_mm(scope, kind, plugin):
     ("scope", "kind"), [("mmdet", "ResNet"), ("mmdet", "ResNeXt"), ("mmseg", "ResNet"), ("mmseg", "ResNetV1c")]
 )
 def test_plugin_of_mms_resnets_is_the_identity_after_their_initialisation(scope, kind, plugin):
-    """They draw the weights of all convolutions, and set those of all norms to 1."""
+    """They initialise all convolutions, and all norms with 1."""
     model = resnet_of_mm(scope, kind, plugin)
     blocks = [m for m in model.modules() if isinstance(m, NonLocal)]
     assert len(blocks) == 6

@@ -84,7 +84,7 @@ def golden_truth(tensors, case=""):
 
 
 def golden_targets(golden, case=""):
-    """Of both images, and the number of points by level."""
+    """Targets of both images, and the number of points by level."""
     tensors, head, _, outs, metas = golden
     sizes, points, counts = head._points(outs[0])
     init = reppoints_v2._boxes(outs[1], points).detach()

@@ -81,7 +81,7 @@ def test_flops_by_the_side_of_the_neighbourhood(monkeypatch):
 def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride, size, compiling, monkeypatch):
     """In float64, a loop over the pixels: no scale, positions as keys, all of the map, then the mean of 2x2.
 
-    18 x 27 are several tiles, of which the last ones are padded, and one side alone is padded for the mean.
+    18 x 27 are several tiles, the last ones padded; only one side is padded for the mean.
     """
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     arch = SASAArch(16, (1,), local_stages=(0,), kernel=5, num_heads=2)
@@ -107,7 +107,7 @@ def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride,
 
 
 def test_attention_runs_before_the_stride_is_taken():
-    """At the resolution of its input; the shortcut and the other convolutions are those of a ResNet."""
+    """At the resolution of its input; the shortcut and the other convolutions are as in a ResNet."""
     seen = []
     model = SASA({**NANO, "local_stages": (1, 3), "num_heads": 4}).eval()
     for module in model.modules():

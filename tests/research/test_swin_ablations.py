@@ -30,7 +30,7 @@ def test_attention_without_content_is_the_definition(size, shift):
 
 
 def test_windows_of_images_repeat_their_biases():
-    """As a compiled model calls it: biases of the windows of an image, for those of all images."""
+    """As a compiled model calls it: biases of one image's windows, for the windows of all images."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(1, 3), shift=(0, 0), drop_path=0.0)
     attention = PositionAttention(spec, qkv_bias=True, relative_bias=True)
     bias, v = torch.randn(2, 2, 3, 3), torch.randn(6, 3, 4)  # of 2 windows; 3 images

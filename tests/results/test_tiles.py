@@ -98,7 +98,7 @@ def test_masks_join_what_boxes_cannot():
 
 @pytest.mark.parametrize("masks", [True, False])
 def test_different_objects_stay_apart(masks):
-    """Of two classes in one place, and of one class side by side across a border."""
+    """Objects of two classes in one place, and of one class side by side across a border."""
     objects = [(0, 0.9, WIDE), (1, 0.8, WIDE), (0, 0.7, rectangle(20, 92, 210, 110)), (0, 0.6, TALL)]
     got = merge(*seen(objects, TILES, masks), TILES, SIZE)
     assert len(got.scores) == 4
@@ -176,7 +176,7 @@ def test_which_detections_are_the_same_object(left, right, same, masks):
     found = Result(boxes, np.array([0.9, 0.8]), np.array([0, 0]), rle=codes if masks else None)
     compare = _Comparison(found, np.array([0, 1]), LEFT_AND_RIGHT, HALVES)
     assert [compare.same(i, np.array([1 - i])).tolist() for i in range(2)] == [[same]] * 2
-    # Of one tile two detections are two objects.
+    # Two detections in one tile are two objects.
     assert not _Comparison(found, np.array([0, 0]), LEFT_AND_RIGHT, HALVES).same(0, np.array([1])).any()
 
 

@@ -44,7 +44,7 @@ def test_formulas_are_the_counts_of_the_blocks():
 
 
 def slope(sides, values):
-    """Of the logarithms."""
+    """Slope of the logarithms."""
     return np.polyfit(np.log(sides), np.log(values), 1)[0]
 
 
@@ -55,7 +55,7 @@ def explicit(q, k, v):
 @pytest.mark.long
 def test_measured_memory_is_that_of_the_formula():
     """Softmax attention that is written out has two matrices at a time, logits and probabilities. Fused attention has
-    none: its memory grows as the tokens, and so does that of windows."""
+    none: its memory grows with the tokens, as with windows."""
     sides = (16, 24, 32, 48, 64)
     peaks = {"explicit": [], "fused": [], "windows": []}
     for side in sides:

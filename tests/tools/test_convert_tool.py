@@ -57,7 +57,7 @@ def test_licence_of_the_weights(run, tmp_path, monkeypatch):
     sizes |= {"token_position": False, "absolute_position": False, "qkv_bias": "no_key"}
     save_random(ViT(sizes, out_norm="shared"), tmp_path / "own.pth")
     line = "licence of the weights, which binds the converted file: {}\n"
-    # The names of this project tell no licence, those of DINOv3 do.
+    # Names of this project tell no licence, DINOv3's names do.
     assert "licence of the" not in run(tmp_path / "own.pth", tmp_path / "theirs.pth", "--to", "dinov3")
     out = run(tmp_path / "theirs.pth", tmp_path / "again.pth", "--to", "vitdense")
     assert line.format("DINOv3-License") in out

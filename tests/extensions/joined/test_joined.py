@@ -230,7 +230,7 @@ def test_one_file_finds_what_single_models_find(program, joined, photos):
 
 
 def test_a_proof_of_each_model(program, tmp_path):
-    """The trunk is in that of the first."""
+    """The trunk is in the proof of the first model."""
     verify, (path, _) = pytest.importorskip("vitdense.extensions.proof.verify"), program
     assert verify.verify(path, threads=1)[0]
     model = onnx.load(path)

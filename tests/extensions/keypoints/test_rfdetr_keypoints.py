@@ -124,7 +124,7 @@ def test_losses_and_gradients_with_an_image_without_objects():
 
 
 def test_keys_and_parameters():
-    """Of the authors' published table, with the 91 outputs of their default."""
+    """The authors' published totals, with the 91 outputs of their default."""
     with torch.device("meta"):
         model = make()
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(40.72, abs=0.006)

@@ -28,7 +28,7 @@ def test_a_recording_keeps_only_samples():
 
 def test_bounds_of_lower_precision_follow_from_its_changes():
     def found(difference, lost):
-        """Twenty objects, of which some are elsewhere."""
+        """Twenty objects, some of them elsewhere."""
         corner = np.arange(20)[:, None] * 100 + np.where(np.arange(20) < lost, 50, 0)[:, None]
         return Output(corner + np.float32([0, 0, 20, 20]), np.full(20, 0.9 - difference), np.zeros(20, int))
 

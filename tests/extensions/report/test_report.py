@@ -80,7 +80,7 @@ def page_of(cfg, folder, status):
 
 
 def cards(page):
-    """Of every fault: its kind, its text and the number of its pictures."""
+    """Kind, text and number of pictures of every fault."""
     found = re.findall(r'<div class="card (error|warning)">(.*?)(?=<div class="card|<h2>)', page, re.S)
     return [(kind, re.sub(r"<[^>]+>", "", text), text.count("<img")) for kind, text in found]
 

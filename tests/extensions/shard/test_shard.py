@@ -58,7 +58,7 @@ def _steps(rank, rendezvous):
         torch.manual_seed(0)
         alone = Heads(revert_sync_batchnorm(MODELS[family](**options))).double().train()
         for module in alone.modules():
-            if isinstance(module, _BatchNorm):  # their statistics would be those of half a batch
+            if isinstance(module, _BatchNorm):  # statistics would be of half a batch
                 module.eval()
         model = copy.deepcopy(alone)
         optimizers = [torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 0.01) for m in (alone, model)]

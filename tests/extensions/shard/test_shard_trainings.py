@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 
 def test_shards_end_with_the_same_bits(config, trained, tmp_path):  # noqa: F811
-    """From a file; also those of a run without shards that goes on from their checkpoint, which is a folder."""
+    """From a file; so does a run without shards that resumes from their checkpoint, a folder."""
     start = ["--shard", "--resume", trained / "iter_3.pth", "--cfg-options", "default_hooks.checkpoint.interval=1"]
     torchrun("train", config, "--work-dir", tmp_path / "parts", *start)
     want, got = (read_checkpoint(str(folder / "iter_6.pth")) for folder in (trained, tmp_path / "parts"))

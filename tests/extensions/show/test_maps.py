@@ -87,7 +87,7 @@ def test_map_smaller_than_the_kernel():
 
 
 def test_padding_has_its_share():
-    """A window of 4 over a map of 3 x 3: the keys of seven padded positions are those of the bias."""
+    """A window of 4 over a map of 3 x 3: seven padded positions have the bias as key."""
     model = vitdense.Swin(SIZES, window_size=4).eval()
     layer = show.attention_layers(model)["stages.0.blocks.0.attn"]
     found = show.attention(model, torch.randn(1, 3, 12, 12), layer, (0, 0))

@@ -131,7 +131,7 @@ def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
         opened[str(file).rpartition("/")[2]] += 1
         return open_file(file, *args, **kwargs)
 
-    for module in (io, builtins):  # pathlib calls that of io
+    for module in (io, builtins):  # pathlib calls io.open
         monkeypatch.setattr(module, "open", count)
     for _ in range(2):
         loaded = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", {"data_root": str(tmp_path)})

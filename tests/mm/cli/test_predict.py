@@ -300,7 +300,7 @@ def test_checkpoint_of_other_classes_names_both_numbers(cfg, checkpoint):
 
 
 def test_checkpoint_without_classes(cfg, checkpoint, capsys):
-    """Its names are those of the data of the config, where there are as many as outputs, or the given ones."""
+    """Names are the config's, if there are as many as outputs, or the given ones."""
     number = cfg.model.decode_head.num_classes
     with pytest.raises(ConfigError, match=r"meta\.dataset_meta.*--classes"):
         load_model(cfg, checkpoint(), "cpu")

@@ -114,7 +114,7 @@ SWIN_B_P6 = {
     ],
 )
 def test_their_swin_keeps_sizes_options_and_weights(name, expected):
-    """Weights of older versions of mmseg become those of the backbone; their drop path rate is 0.1, ours 0.2."""
+    """The backbone gets weights from the place of older versions of mmseg; their drop path rate is 0.1, ours 0.2."""
     cfg = shipped(name)
     changes = model_changes(cfg)
     old = cfg.model.get("pretrained")

@@ -305,7 +305,7 @@ class Tools:
         return Said(errors=found["error:"], warnings=found["warning:"])
 
     def start(self, *splits: str) -> Said:
-        """Of a training or of a test."""
+        """Errors and warnings at the start of a training or a test."""
         try:
             with logged(self.patch) as warnings:
                 checks.check(self.config(), splits)

@@ -176,7 +176,7 @@ def test_evenly_spaced_items_have_both_ends():
 
 
 def test_copies_are_found_and_few_files_are_read_whole(tmp_path, monkeypatch):
-    """Files of one size, as those of BMP, differ at their ends; two differ in the middle alone."""
+    """Files of one size, as of BMP, differ at their ends; two differ only in the middle."""
     read = []
     monkeypatch.setattr(images, "sha256_of", lambda path: read.append(path) or Path(path).read_bytes())
     contents = [bytes([i]) + bytes(20_000) for i in range(40)]

@@ -671,7 +671,7 @@ def test_a_metric_that_does_not_know_of_dropped_objects_is_refused(bases, tmp_pa
 
 
 def test_what_is_damaged_or_repaired_between_two_looks_is_seen(bases, tmp_path, monkeypatch):
-    """Of segments in a sub-folder."""
+    """The PNG of segments is in a sub-folder."""
     data = Panoptic()
     data.train["images"][0]["file_name"] = "a/0.jpg"
     data.train["annotations"][0]["file_name"] = "a/0.png"

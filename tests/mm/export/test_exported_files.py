@@ -81,7 +81,7 @@ def test_int8_is_calibrated_and_compared(export_of):
     model = onnx.load(path)
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     dequantised = [node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"]
-    # Of the patches, of four linear layers in each of two blocks, and of the head.
+    # Patches, four linear layers in each of two blocks, and the head.
     assert [kinds.get(name) for name in dequantised].count(onnx.TensorProto.INT8) == 10
 
 

@@ -22,7 +22,7 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import drop_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
-# Losses that divide by the mean over the processes, or by pixels: two processes have that of one with both images.
+# Losses that divide by the mean over the processes, or by pixels: two processes equal one with both images.
 BATCH = ("atss_swin_nano_shapes", "sparse_rcnn_swin_nano_shapes", "dino_swin_nano_shapes")
 BATCH += ("mask2former_swin_nano_shapes", "upernet_swin_nano_shapes", "linear_deit_t_camvid", "dpt_deit_t_camvid")
 BATCH += ("upernet_adapter_deit_t_camvid", "eomt_nano_shapes", "rfdetr_nano_shapes")

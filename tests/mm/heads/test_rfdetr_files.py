@@ -104,7 +104,7 @@ def test_more_names_than_outputs_are_refused():
 
 @pytest.mark.parametrize(("names", "number"), [("rfdetr", 400), ("own", 100), ("own", 200), ("own", 500)])
 def test_more_and_fewer_queries(names, number):
-    """Of every group the first ones are taken, or all are repeated in order; and the report says so."""
+    """The first queries of every group are taken, or all are repeated in order; the report says so."""
     if names == "own":
         cfg = load_config("rfdetr_nano_shapes").model
         state, (groups, had) = build_model(Config({"model": cfg})).state_dict(), (2, 200)

@@ -31,7 +31,7 @@ DETECTORS = ("cascade_swin_nano_shapes", "mask2former_swin_nano_shapes")
 
 @HOOKS.register_module(force=True)
 class LooksAtPredictions(Hook):
-    """Of a user, for whom masks are what mmdet says."""
+    """A user's hook, which expects mmdet's masks."""
 
     def after_test_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         outputs[0].pred_instances.masks.cpu()
@@ -67,7 +67,7 @@ def dense(name, folder, side, number):
         test_cfg.rcnn.update(score_thr=0.0, max_per_img=number, nms={"type": "nms", "iou_threshold": 1.0})
         test_cfg.rpn.update(nms_pre=2 * number, max_per_img=2 * number, nms={"type": "nms", "iou_threshold": 0.99})
     else:
-        # Masks of random weights are noise, whose codes are larger than those of objects: that of a coarse map is less.
+        # Masks of random weights are noise with large codes; codes of a coarse map are smaller.
         pipeline[1].scale = (64, 64)
         cfg.model.panoptic_head.num_queries = max(number // 8, 10)  # a query counts once for every class
         test_cfg.max_per_image = number

@@ -98,7 +98,7 @@ def test_engines_are_equal(engine, ground_truth):
 
 
 def test_ap_counts_a_hundred_objects_of_an_image_or_as_many_as_are_asked_for(tmp_path):
-    """As the two metrics of mmdet; 150 objects of one image, of which each is found."""
+    """As mmdet's two metrics; 150 objects in one image, all found."""
     boxes = [[10 * (i % 15), 10 * (i // 15), 8, 8] for i in range(150)]
     annotations = [
         {"id": i, "image_id": 0, "category_id": 1, "bbox": box, "area": 64, "iscrowd": 0} for i, box in enumerate(boxes)

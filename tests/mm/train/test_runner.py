@@ -67,7 +67,7 @@ def weight(runner):
 
 
 def dump_config(make):
-    """The constructor writes a config into the work folder, which may be that of another training still."""
+    """The constructor writes a config into the work folder, which may still be another training's."""
     make()
     assert Path("work/mine.py").is_file()
 
@@ -104,7 +104,7 @@ def build_evaluator(make):
 
 
 def scale_lr(make):
-    """The images of a step are those of one iteration, and the rate in the log is the old one."""
+    """A step counts only the images of one iteration, and the log has the old rate."""
     runner = make(wrapper={"accumulative_counts": 2, "paramwise_cfg": {"bias_lr_mult": 2.0}})
     wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
     runner.scale_lr(wrapper, {"enable": True, "base_batch_size": 2})
@@ -136,7 +136,7 @@ def save_checkpoint(make):
 
 
 def resume(make):
-    """Paths in the message hub are those of the folder that was copied."""
+    """Paths in the message hub refer to the folder that was copied."""
     hub = MessageHub.get_instance("resumed")
     hub.load_state_dict({"runtime_info": {"last_ckpt": "/old/iter_2.pth"}, "log_scalars": {}, "resumed_keys": {}})
     assert hub.get_info("last_ckpt") == "/old/iter_2.pth"

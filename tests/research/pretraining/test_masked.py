@@ -64,7 +64,7 @@ def test_mae_gives_the_authors_latents_predictions_and_losses(golden_file):
         with torch.no_grad():
             prediction = model.predict_patches(golden["in.image"], mask)
             loss = model.loss_of(prediction, mask, golden["in.image"])
-        # The authors keep patches in the order of their noise, we in that of the image.
+        # The authors keep patches in the order of their noise, we in the order of the image.
         kept = golden["ids_restore"].argsort(1)[:, : latents[0].shape[1] - 1]
         ours = latents[0][:, 1:].gather(1, kept.argsort(1).argsort(1)[..., None].expand(-1, -1, 32))
         assert relative_error(torch.cat([latents[0][:, :1], ours], 1), golden["latent"]) < 1e-5
