@@ -18,7 +18,7 @@ pytestmark = pytest.mark.docs
 
 import gallery  # noqa: E402  it needs mm
 
-# What of the registries is another project's.
+# Entries of the registries that belong to another project.
 OTHERS = {"LN2d"}
 
 

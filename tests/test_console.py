@@ -1,4 +1,4 @@
-"""What is printed never ends the work."""
+"""Printing never raises."""
 
 import os
 import subprocess

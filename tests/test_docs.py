@@ -129,7 +129,7 @@ def work_folder(path):
 
 
 def published(name):
-    """In place of a download: a file with other weights in torch's cache of checkpoints."""
+    """Instead of a download, put a file with other weights into torch's cache of checkpoints."""
     from vitdense.mm.config.build import build_model
     from vitdense.mm.config.load import load_config
     from vitdense.mm.config.model_index import find_published
@@ -178,7 +178,7 @@ def no_downloads(tmp_path, monkeypatch):
 
 
 def run(code, namespace):
-    """What a block prints, or the error it ends with, as Python shows it."""
+    """The output of a block, or the error it ends with, as Python shows it."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         try:

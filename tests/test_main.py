@@ -110,7 +110,7 @@ def test_commands_of_tools_and_of_the_package_are_listed(capsys):
 @pytest.mark.long
 @pytest.mark.commands
 def test_a_command_runs_its_tool_from_any_folder(tmp_path):
-    """Its options are the command's, and so is the name in its messages."""
+    """A tool has the command's options and its name in messages."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = [sys.executable, "-m", "vitdense", "train", "cascade_swin_t_coco", "--batch-size", "two"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)

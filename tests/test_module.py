@@ -1,4 +1,4 @@
-"""What mmengine asks of a plain module."""
+"""mmengine's interface of a plain module."""
 
 import logging
 

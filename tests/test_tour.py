@@ -20,7 +20,7 @@ def outputs(cell):
 
 
 def test_tour_runs(tmp_path, monkeypatch):
-    """In a folder with the configs and tools of the repository, and nothing of its data."""
+    """Runs in a folder with the configs and tools of the repository, without its data."""
     for name in ("configs", "tools", "docs"):
         (tmp_path / name).symlink_to(REPO / name)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -39,7 +39,7 @@ def test_tour_runs(tmp_path, monkeypatch):
 
 
 def test_tour_is_stored_with_its_pictures():
-    """As a reader sees it on the web; the stored outputs are of the stored cells, without an error."""
+    """The notebook as stored: outputs belong to the stored cells, and none is an error."""
     cells = [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert sum("image/png" in text for cell in cells for text in outputs(cell)) == 5

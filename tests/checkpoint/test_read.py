@@ -637,7 +637,7 @@ META = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
 
 
 def refused_by_hub(status, kind):
-    """What the hub's library raises, made of the answer of a host."""
+    """The error that the hub's library raises for a host's answer."""
     from huggingface_hub import errors
 
     httpx = pytest.importorskip("httpx")

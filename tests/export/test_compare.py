@@ -1,4 +1,4 @@
-"""What counts as the same in a model and its program, what a file says of itself, and the photos to compare at."""
+"""When a program equals its model, the metadata of a file, and the photos to compare on."""
 
 import json
 from types import SimpleNamespace

@@ -69,7 +69,7 @@ def test_a_segmentor_of_photos_gives_their_classes(rule, more, tmp_path):
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
 def test_pixels_are_opencvs_to_the_bit(engine, tmp_path):
-    """In OpenVINO, which has no float64, as good as all."""
+    """Equal bits; in OpenVINO, which has no float64, almost all."""
     from vitdense.export.preprocessing import of_photos
 
     rng = np.random.default_rng(0)

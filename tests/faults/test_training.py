@@ -1,4 +1,4 @@
-"""What happens to a training from outside: one line, the last checkpoint whole, no process left behind."""
+"""Faults from outside a training: one line, a complete last checkpoint, no process left behind."""
 
 import shutil
 import signal

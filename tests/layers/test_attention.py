@@ -218,7 +218,7 @@ def test_forms_of_attend_decomposed_are_softmax_attention(kind, form, monkeypatc
 
 @every_size
 def test_attend_decomposed_with_gradients_is_softmax_attention(kind, ran):
-    """Which form depends on the sizes."""
+    """The form depends on the sizes."""
     inputs = decomposed_inputs(kind)
     torch.testing.assert_close(attend_decomposed(*inputs), naive_decomposed(*inputs), rtol=1e-10, atol=1e-10)
     assert ran == ["_attend_folded" if kind == "many keys" else "_attend_added"]

@@ -267,7 +267,7 @@ def test_fake_tensors_leave_no_trace():
 
 
 def test_a_cuda_graph_makes_its_own_and_streams_share_nothing(monkeypatch):
-    """What a stream frees is used again after the kernels of that stream alone; a graph reads its memory much later."""
+    """Freed memory is reused after the kernels of its own stream only; a graph reads its memory much later."""
     made, stream, capturing = [], [1], [False]
     make = layout.cached_by_size(lambda n, device, dtype: made.append(n) or n)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=stream[0]))

@@ -99,7 +99,7 @@ def sample(padded: bool) -> DetDataSample:
 
 
 def of_both(model: nn.Module, name: str, run: Callable) -> list:
-    """What `run` returns under autocast to bfloat16 and, with the same outputs of layers, in float32."""
+    """Results of `run` under autocast to bfloat16 and, with the same outputs of layers, in float32."""
     layers, found = Layers(model), []
     for context in (torch.autocast("cpu", torch.bfloat16), nullcontext()):
         torch.manual_seed(1)

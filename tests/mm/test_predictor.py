@@ -95,7 +95,7 @@ def test_a_file_is_decoded_once(model, photos, monkeypatch):
 
 
 def test_the_reader_of_the_config_counts(folders, photos, tmp_path):
-    """Its orientation for all kinds of images; a reader that is another, for files alone."""
+    """The reader's orientation for all kinds of images; another reader is used only for files."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.open(photos[0]).save(tmp_path / "turned.png", exif=exif)

@@ -40,7 +40,7 @@ def test_what_nohup_switched_off_stays_off():
 
 
 def test_a_forked_child_ends_by_its_own_signals():
-    """As the workers of a pool, which ends them by SIGTERM: what the handler does is for one process."""
+    """Forked children, such as a pool's workers, end by SIGTERM; the handler is for one process."""
     fork = multiprocessing.get_context("fork")
     runs = fork.Event()
 

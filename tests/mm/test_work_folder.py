@@ -1,4 +1,4 @@
-"""What a work folder is asked for, wherever it was copied; what `--overwrite` moves, and what it leaves."""
+"""Work folders, also copied ones; what `--overwrite` moves, and what it leaves."""
 
 import os
 import re

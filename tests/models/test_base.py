@@ -1,4 +1,4 @@
-"""What all backbones share beyond the contract: names of other projects in a whole model's state dict, `init_cfg`."""
+"""All backbones, beyond the contract: names of other projects in a whole model's state dict, `init_cfg`."""
 
 import copy
 import logging

@@ -44,7 +44,7 @@ one_per_family = every_but_slow(*FAMILIES)
 
 
 def with_fixed_statistics(model):
-    """In train mode, but for batch norms: statistics of the few pixels of a small map amplify what is rounded."""
+    """Set train mode, except for batch norms: statistics of a small map amplify rounding errors."""
     for module in model.train().modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()
@@ -122,7 +122,7 @@ def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
 
 @every
 def test_low_rank_updates_train_alone(make):
-    """With output norms, of what is not frozen anyway; the start is the same model. Others refuse."""
+    """Updates and output norms train, and the initial model is unchanged. Other backbones refuse LoRA."""
     if "lora" not in make.parts:
         with pytest.raises((ValueError, TypeError), match="finetune"):
             make(finetune="lora")

@@ -110,7 +110,7 @@ def test_what_fits_several_families_is_refused_with_their_names():
 
 @needs_research
 def test_the_schemes_of_a_family_are_read_when_it_is_used(monkeypatch):
-    """What is wrong in the ``checkpoint.py`` of one family shows with that family's weights, and not with others'."""
+    """An error in a family's ``checkpoint.py`` shows with its weights, and not with others'."""
     monkeypatch.setitem(sys.modules, "vitdense.research.nat.checkpoint", None)  # as if it could not be imported
     arch = {"embed_dims": 8, "depths": (1, 1), "num_heads": (1, 1)}
     swin, nat = vitdense.Swin(arch, out_indices=(0, 1)), vitdense.NAT({**arch, "mlp_ratio": 2.0}, out_indices=(0, 1))

@@ -255,7 +255,7 @@ def test_convolutions_of_v1_are_those_of_the_authors_config():
 
 
 def class_token_macs(specs):
-    """What a class token adds to a classifier of global attention: a row in every linear layer, a query and a key."""
+    """A class token adds to a global classifier a row in every linear layer, a query and a key."""
     total, tokens = 0, specs[0].grid[0] * specs[0].grid[1]
     for s in specs:
         tokens, keys = tokens // s.q_stride**2, tokens // s.kv_stride**2

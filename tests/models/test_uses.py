@@ -175,7 +175,7 @@ CHECKPOINTED = {
 @pytest.mark.long
 @pytest.mark.parametrize("make", CHECKPOINTED.values(), ids=CHECKPOINTED.keys())
 def test_checkpointed_stages_keep_the_inputs_of_their_blocks(make):
-    """Nor position biases: with windows of 24 these are five times as large."""
+    """Position biases are not kept either: with windows of 24 they are five times as large."""
     with torch.device("meta"):
         model = make().train()
     inputs = []

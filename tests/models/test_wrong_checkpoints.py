@@ -57,7 +57,7 @@ def is_unchanged(model, before):
 
 
 def refuses(model, before, file, key, case):
-    """That the error names the key, by the file's name of it or by ours."""
+    """Assert that the error names the key, by the file's name or ours."""
     names = [key, *new_names([key], file.scheme.rules)] if find_rule(key, file.scheme.rules) else [key]
     state = {file.scheme.prefix + name: x for name, x in file.backbone.items()} | case
     with pytest.raises(CheckpointMismatchError) as error:

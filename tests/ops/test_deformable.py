@@ -125,7 +125,7 @@ def test_gradient_of_offsets_at_whole_positions(settings, modulated, dtype):
 
 
 def first_values(tensor: torch.Tensor, channels: int, h: int, w: int) -> torch.Tensor:
-    """What the compiled op reads: the first values of each image, as if its map were h x w."""
+    """The compiled op reads the first values of each image, as if its map were h x w."""
     out = torch.zeros(len(tensor), channels, h, w, dtype=tensor.dtype)
     for b, c, i, j in itertools.product(*map(range, out.shape)):
         out[b, c, i, j] = tensor[b].flatten()[(c * h + i) * w + j]
@@ -248,7 +248,7 @@ def reads(monkeypatch):
 
 
 def test_layers_of_multi_scale_attention_read_their_sizes_once(reads):
-    """On a GPU every read waits for all that was launched before."""
+    """On a GPU every read waits for all kernels before it."""
     value, sizes, starts, locations, weights = attention_inputs()
     run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     total = 0

@@ -28,7 +28,7 @@ class Option(NamedTuple):
 
 
 def counting(epochs):
-    """What a config has that counts epochs, or iterations, in place of the other."""
+    """Keys of a config that counts epochs, or iterations, instead of the other."""
     length = dict(max_epochs=12, val_interval=12) if epochs else dict(max_iters=40, val_interval=40)
     schedules = [dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=2 if epochs else 40)]
     if epochs:
@@ -299,7 +299,7 @@ FIRST = {option.name: next(iter(option.values)) for option in OPTIONS}
 
 
 def together(word, *names, **values):
-    """What is refused, for each of some recipes or for all, in one line that has a word."""
+    """Options that are refused, for some recipes or for all, by one line with a given word."""
     return [({**({"recipe": name} if name else {}), **values}, word) for name in names or (None,)]
 
 

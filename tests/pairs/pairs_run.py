@@ -140,7 +140,7 @@ def watched():
 
 
 class Shared:
-    """What the rows share: data, and per recipe a short training, made when it is asked for."""
+    """Shared by the rows: data, and a short training per recipe, made on demand."""
 
     def __init__(self, folder):
         self.folder, self.data, self.other_data = folder, folder / "shapes", folder / "other shapes"
@@ -299,7 +299,7 @@ class Row:
 
     @cached_property
     def photos(self):
-        """By the names of their files."""
+        """Photos by file name."""
         noise = np.random.default_rng(0).integers(0, 255, (61, 97, 3), dtype=np.uint8)
         if self["photos"] == "odd":
             return {"a photo.png": Image.fromarray(noise), "grey é.png": Image.fromarray(noise[:, :64, 0])}
@@ -349,7 +349,7 @@ class Row:
 
     @cached_property
     def program(self):
-        """What was exported, in the words of the options."""
+        """The exported forms, in the words of the options."""
         if self.exported is None:
             return {}
         if self["export"] == "pt2":

@@ -202,7 +202,7 @@ def layout_of(h, w, kernel, border, joint=True):
 @every_border
 @pytest.mark.parametrize("size", [(9, 17), (1, 1), (25, 3), (40, 57)])
 def test_every_query_of_every_tile_sees_a_key(border, size):
-    """Those of the padding too: a row of hidden pairs alone would be NaN in the softmax."""
+    """Rows of padding have a visible pair, too; a row of hidden pairs only would be NaN in the softmax."""
     length = num_offsets(7, border)
     rows, columns = (index % (length + 1) < length for index in by_axis(layout_of(*size, 7, border).index, length))
     assert (rows & columns).any(-1).all()

@@ -208,7 +208,7 @@ def test_sizes_are_the_authors():
 
 @pytest.mark.long
 def test_tables_have_no_weight_decay(repo):
-    """Nor do the norms, as in the authors' configs for detection and segmentation."""
+    """Norms do not decay either, as in the authors' configs for detection and segmentation."""
     pytest.importorskip("mmengine")
     from mmengine.optim import build_optim_wrapper
 

@@ -46,7 +46,7 @@ def test_attention_is_the_definition():
 
 @torch.no_grad()
 def test_many_features_are_softmax_attention():
-    """What it approximates: with 16 times the features the error is a fourth, and there is no bias."""
+    """With 16 times the features the error is a fourth, and there is no bias."""
     layer, x = randomised(16, 2, 0.1), torch.randn(1, 4, 5, 16)
     q, k, v = (y.transpose(1, 2) for y in layer.qkv(x).flatten(1, 2).unflatten(-1, (3, 2, -1)).unbind(2))
 

@@ -35,7 +35,7 @@ def run(detector, *views):
 
 
 def predict(detector, one_view):
-    """What the detector itself gives for a view, with masks by probabilities in steps of 1/255."""
+    """The detector's own results for a view, with masks as probabilities in steps of 1/255."""
     pixels, sample = one_view
     model = build(detector)
     model.roi_head.test_cfg = ConfigDict(model.roi_head.test_cfg, mask_thr_binary=-1)

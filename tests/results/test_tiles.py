@@ -50,7 +50,7 @@ def test_a_mask_of_a_tile_lies_in_the_image(corner):
 
 
 def seen(objects, tiles, masks=True):
-    """What tiles see of objects, (label, score, mask [H, W] bool): each at the box of what is in the tile."""
+    """Detections in tiles of objects (label, score, mask [H, W] bool), each with the box of its part in the tile."""
     boxes, scores, labels, codes, tile_of = [], [], [], [], []
     for i, (x1, y1, x2, y2) in enumerate(tiles):
         for label, score, mask in objects:

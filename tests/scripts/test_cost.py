@@ -99,7 +99,7 @@ def test_flops_are_two_per_multiply_add():
     assert cost_of(lambda: x @ w + 1).flops == 2 * 4 * 6 * 5
 
 
-# What autograd keeps
+# Tensors that autograd keeps
 
 
 class Kept(nn.Module):

@@ -1,4 +1,4 @@
-"""What needs two GPUs: NCCL, SyncBN, half precision, shards. ``make test WHAT=gpus``."""
+"""Tests that need two GPUs: NCCL, SyncBN, half precision, shards. ``make test WHAT=gpus``."""
 
 import json
 

@@ -12,7 +12,7 @@ SAME = 0.5  # least IoU of boxes, and of masks, of the same object
 
 
 def compare_maps(got: Mapping, want: Mapping[str, Tensor], bounds: Bounds) -> tuple[bool, str]:
-    """Whether the outputs of a program are those of the model within `bounds`, and the error as text."""
+    """Whether the outputs of a program equal the model's within `bounds`, and the error as text."""
     error = largest_error(got, want)
     fits = error <= bounds.error  # NaN is not
     return fits, f"relative error {error:.1e}" + ("" if fits else f" to the model, expected at most {bounds.error:.0e}")

@@ -98,7 +98,7 @@ def train(data, tmp_path):
 
 
 def cache(folder, views=None, dtype="float16"):
-    """What `vitdense train --cache-features` has as parsed arguments."""
+    """The parsed arguments of `vitdense train --cache-features`."""
     return SimpleNamespace(cache_features=str(folder), views=views, cache_dtype=dtype)
 
 

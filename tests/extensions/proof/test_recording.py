@@ -1,4 +1,4 @@
-"""What a proof keeps of the blocks of a model, and how far it lets go what is found in a lower precision."""
+"""The samples of blocks in a proof, and its bounds for results in a lower precision."""
 
 import numpy as np
 import torch

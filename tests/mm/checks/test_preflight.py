@@ -86,7 +86,7 @@ def test_validation_without_a_class_is_a_warning_and_one_without_any_an_error(cf
 
 @pytest.mark.parametrize("key", ["roi_head.bbox_head.1.num_classes", "rpn_head.num_classes"])
 def test_classes_of_every_head(repo, key):
-    """Those of the data; an RPN has one."""
+    """The number of classes of the data; an RPN has one."""
     cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
     check(cfg, ("train", "val"))
     cfg.merge_from_dict({f"model.{key}": 9})
@@ -120,7 +120,7 @@ def test_data_sets_inside_wrappers_are_checked(cfg, tmp_path):
 
 
 def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
-    """By a process that loads a config, which needs the classes, and checks it, with masks."""
+    """Files read by a process that loads a config with masks, which needs the classes, and checks it."""
     coco._overview.cache_clear()
     coco.forget()
     opened = Counter()

@@ -12,7 +12,7 @@ from vitdense.mm.config.load import load_config
 
 @pytest.mark.parametrize("name", ["cascade_swin_nano_shapes", "upernet_swin_nano_shapes"])
 def test_a_picture_per_image_of_the_first_batch(name, tmp_path):
-    """It is the image that the model gets, padded, with something drawn on it where there are objects."""
+    """A picture is the model's padded image, changed only where objects are drawn."""
     draw = {"num_train": 4, "num_val": 2, "image_size": (96, 128), "workers": 1}
     options = {"data_root": str(tmp_path / "shapes"), "train_dataloader.dataset.draw": draw}
     options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}

@@ -124,7 +124,7 @@ def test_detection(boxes, capsys):
     [((96, 64), "image_size=96"), ((64, 34), "image_size=64"), ((500, 400), "image_size=640"), ((640, 480), None)],
 )
 def test_image_size_of_smaller_data(boxes, size, expected):
-    """Those of COCO's photos are the recipe's."""
+    """Sizes for COCO's photos are the recipe's."""
     boxes(size)
     assert run(*DETECTION, "mine.py") == 0
     assert (expected or "data_root") in Path("mine.py").read_text()
@@ -172,7 +172,7 @@ def test_boxes_without_masks(boxes, method, capsys):
 )
 @pytest.mark.parametrize("task", ["detection", "segmentation"])
 def test_other_backbones(boxes, maps, task, name):
-    """Their parts fit; plain ViTs get a pyramid, and a frozen backbone is left out of checkpoints."""
+    """The parts of the model fit a frozen backbone, and plain ViTs get a pyramid."""
     boxes()
     maps()
     line = DETECTION if task == "detection" else [*SEGMENTATION, "--classes", "a,b,c"]
@@ -223,7 +223,7 @@ def test_class_names_of_any_text(names):
 
 @pytest.mark.long
 def test_no_file_has_the_encoding_of_the_system(boxes, maps, monkeypatch):
-    """Which cannot write every name: on Windows it is not UTF-8, which mmengine reads."""
+    """The locale cannot write every name: on Windows it is not UTF-8, which mmengine reads."""
     boxes(names=("狐", "owl"))
     maps()
     Path("names.txt").write_text("狐\nowl\nwolf", encoding="utf-8")
@@ -275,7 +275,7 @@ def test_options_that_do_not_fit_are_named(boxes, repo, capsys, args, names):
 
 
 def test_categories_of_the_validation(boxes, capsys):
-    """In another order they are read by name; others the check of the written config finds."""
+    """Classes in another order are read by name; other classes are found by the check of the written config."""
     boxes(val_names=("owl", "red fox"))
     cfg = made(*DETECTION)
     init_default_scope("mmdet")

@@ -1,4 +1,4 @@
-"""What the config of a checkpoint has otherwise than the one in use."""
+"""Differences between the config in a checkpoint and the one in use."""
 
 import pytest
 from mmengine.config import Config
@@ -8,7 +8,7 @@ from vitdense.mm.config.load import load_config
 
 
 def saved(cfg):
-    """As mmengine saves a config in a checkpoint, and as it is read again."""
+    """A config saved in a checkpoint as mmengine does, and read again."""
     return read_saved({"meta": {"cfg": cfg.pretty_text}})
 
 

@@ -223,7 +223,7 @@ class Voc(Data):
 
 
 class Said(SimpleNamespace):
-    """What a tool says: `errors` and `warnings`, texts."""
+    """Texts of `errors` and `warnings` of a tool."""
 
     @property
     def verdict(self) -> str:

@@ -115,7 +115,7 @@ OTHERS = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}], "annotations
     ],
 )
 def test_overview_of_a_file(text, write, monkeypatch):
-    """Its categories, without parsing all of it, where there is one list of that name."""
+    """Categories are read without parsing the whole file, if there is one list of that name."""
     path = write(text.encode())
     if text.count('"categories"') == 1:
         monkeypatch.delattr(coco.json, "loads")
@@ -128,7 +128,7 @@ def test_overview_of_a_file(text, write, monkeypatch):
 
 @pytest.fixture
 def at_the_start(repo, tmp_path, monkeypatch):
-    """What the start of a training finds where an annotation has these changes."""
+    """Faults at the start of a training with these changes of an annotation."""
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
 
     def find(pipeline=None, **changes):

@@ -34,7 +34,7 @@ def encoded(kind, mode, orientation=1):
 
 
 def turned(pixels, orientation):
-    """As the EXIF standard has it, by the numbers of the first row and the first column."""
+    """Turn pixels by an EXIF orientation, as the standard defines the first row and the first column."""
     pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
     flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
     return np.flip(pixels, flips.get(orientation, ()))

@@ -31,7 +31,7 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture
 def reversed_files(shapes, tmp_path, monkeypatch):
-    """In the working folder: the data with the categories in reverse, stuff first, and other numbers."""
+    """The data in the working folder, with categories in reverse, stuff first, and other ids."""
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         Path(split).symlink_to(shapes / split)

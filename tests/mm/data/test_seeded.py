@@ -96,7 +96,7 @@ def test_a_wrapper_that_drops_seeds_is_refused():
 
 
 class Albu:
-    """As mmdet's and mmseg's step: what it calls has a generator of its own."""
+    """A step such as mmdet's and mmseg's `Albu`, which calls an object with its own generator."""
 
     def __init__(self):
         self.aug = self

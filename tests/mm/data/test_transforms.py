@@ -100,7 +100,7 @@ def test_a_label_map_that_cannot_be_read_is_named(write):
 
 
 def test_the_readers_stand_in_the_config():
-    """Those of the test data are mm's in the saved config, where mm's inferencers look for them."""
+    """The saved config has mm's readers for test data, because mm's inferencers look for them."""
     cfg = load_config("mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py")
     built_one = built(cfg, Asked())
     own, of_mm = ["vitdense.LoadImage", "vitdense.LoadAnnotations"], ["LoadImageFromFile", "LoadAnnotations"]

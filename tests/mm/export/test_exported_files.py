@@ -123,7 +123,7 @@ def test_a_pipeline_of_other_steps_has_no_program_of_photos(folder):
 
 
 def test_a_model_that_finds_nothing(tmp_path):
-    """It is refused before the program is made; `unchecked` writes it all the same."""
+    """The export is refused before the program is made, except with `unchecked`."""
     cfg = load_config("rfdetr_nano_shapes")
     model = build_model(cfg)
     torch.nn.init.constant_(model.bbox_head.classes.bias, -20)

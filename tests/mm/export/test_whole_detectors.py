@@ -167,7 +167,7 @@ def test_nms_of_a_batch_equals_mmdet():
 
 
 class Suppressed(torch.nn.Module):
-    """As many boxes as an image has rows, at the places and with the scores in its first columns."""
+    """Finds a box per row of an image, with coordinates and scores from its first columns."""
 
     def forward(self, image):
         corner, scores = image[:, 0, :, :2], image[:, 0, :, 2]

@@ -120,7 +120,7 @@ def test_files(kind):
 
 
 def test_a_larger_model_is_refused():
-    """Its second map has names of its own."""
+    """The second map of the projector has its own names."""
     state = weights(shapes_of("lwdetr_t"))
     state["model.backbone.projector.scale_layers.1.layer_norm.bias"] = torch.zeros(256)
     with pytest.raises(CheckpointMismatchError, match=r"scale_layers\.1\.layer_norm\.bias"):

@@ -186,7 +186,7 @@ def test_masks_and_other_methods(own):
 @pytest.mark.parametrize("names", [["cat", "dog", "bird"], ["", "cat", "dog", "bird"]])
 @pytest.mark.parametrize("named", ["by the file", "by the option"])
 def test_a_file_of_the_authors_trainer_predicts(names, named, tmp_path, capsys):
-    """Its heads have as many outputs as there are names, whatever the config has."""
+    """Heads get as many outputs as there are names, whatever the config has."""
     state = nano()
     state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
     of_file = named == "by the file"

@@ -1,4 +1,4 @@
-"""What a training must not lose: finite weights, checkpoints, its work folder, its place in the data."""
+"""A training keeps finite weights, checkpoints, its work folder and its place in the data."""
 
 import functools
 import multiprocessing
@@ -326,14 +326,14 @@ def test_a_run_without_averaging_resumes_from_the_raw_weights(make):
 
 
 def kill(runner=None, number=signal.SIGTERM):
-    """As `timeout` and batch systems do: all processes, twice."""
+    """Signals all processes twice, as `timeout` and batch systems do."""
     for _ in range(2):
         for worker in multiprocessing.active_children():
             os.kill(worker.pid, number)
         os.kill(os.getpid(), number)
 
 
-# What decides over a training: the best checkpoint, the average of the weights, early stopping.
+# States that decide over a training: the best checkpoint, the average of the weights, early stopping.
 DECIDING = {
     "default_hooks.checkpoint.save_best": "mIoU",
     "default_hooks.checkpoint.interval": 100,
@@ -423,7 +423,7 @@ def test_signals_to_data_workers_and_in_a_save(make, monkeypatch):
 
 
 def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkeypatch, capsys):
-    """Whose gradients are in no checkpoint. The signal is the exit status."""
+    """Gradients of an incomplete step are in no checkpoint. The signal is the exit status."""
     options = {"optim_wrapper.accumulative_counts": 3, "default_hooks.checkpoint.interval": 2}
     launch.train(make("whole", **options))
     assert checkpoints("whole") == ["iter_3.pth", "iter_6.pth"]

@@ -1,4 +1,4 @@
-"""With what a training does not go on, and where in an epoch it does."""
+"""Checkpoints that a training does not resume from, and where in an epoch it resumes."""
 
 from types import SimpleNamespace
 

@@ -33,7 +33,7 @@ PLACES = {  # dicts without a type, and their keys
 BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {
     *("convert_to_iter_based", "_scope_", "_delete_")
 }
-# Of mmengine's root, those whose classes a config names by `type`: mm warns of each that mmdet or mmseg do not have.
+# mmengine's root registries for a `type` in configs: mm warns of each that mmdet or mmseg do not have.
 REGISTRIES = (
     *(registries.MODELS, registries.DATASETS, registries.TRANSFORMS, registries.DATA_SAMPLERS, registries.HOOKS),
     *(registries.OPTIMIZERS, registries.OPTIM_WRAPPERS, registries.PARAM_SCHEDULERS, registries.METRICS),
