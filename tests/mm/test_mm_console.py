@@ -10,11 +10,12 @@ import torch
 from mmengine.config import Config
 from PIL import Image
 
-from vitdense.mm.cli.predict import predict
+from vitdense.mm.cli.predict import PredictionError, predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.data.shapes import CLASSES, PALETTE
+from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
 from vitdense.mm.train.runner import Runner
 
@@ -29,6 +30,13 @@ def test_only_the_known_warnings_of_mm_are_left_out():
             warnings.warn("Warning: The bbox is out of bounds, the drawn", stacklevel=2)
             warnings.warn("something else", stacklevel=2)
     assert [str(warning.message) for warning in caught] == [copied, "something else"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(ConfigError("refused"), 2), (PredictionError("in part"), 1)])
+def test_the_status_says_what_is_done_in_part(capsys, error, status):
+    with pytest.raises(SystemExit) as end, exit_on_user_error():
+        raise error
+    assert (end.value.code, capsys.readouterr().err) == (status, f"error: {error}\n")
 
 
 def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):

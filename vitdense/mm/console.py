@@ -26,8 +26,8 @@ LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors from limits
 
 @contextmanager
 def exit_on_user_error() -> Iterator[None]:
-    """For commands: exit with status 2 and a message on `USER_ERRORS`, with 130 and a line on Ctrl-C, and likewise on
-    the signals `STOPS`. Printing never raises inside, and warnings `NOT_WARNED` are hidden from then on."""
+    """For commands: exit with a message on `USER_ERRORS`, with 130 and a line on Ctrl-C, and likewise on the signals
+    `STOPS`. Printing never raises inside, and warnings `NOT_WARNED` are hidden from then on."""
     for message in NOT_WARNED:
         warnings.filterwarnings("ignore", message)
     with showing():
@@ -39,7 +39,7 @@ def exit_on_user_error() -> Iterator[None]:
             sys.exit(128 + getattr(stop, "signum", signal.SIGINT))  # as a shell reports it
         except USER_ERRORS as error:
             print(f"error: {explain(error)}", file=sys.stderr)
-            sys.exit(2)
+            sys.exit(getattr(error, "status", 2))  # 1 where a part is done
 
 
 def explain(error: Exception) -> str:
