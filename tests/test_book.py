@@ -38,7 +38,7 @@ def site(tmp_path_factory):
     return folder
 
 
-def test_pages_load_nothing_from_other_hosts(site):
+def test_pages_load_no_files_from_other_hosts(site):
     pages = list(site.glob("*.html"))
     assert len(pages) > len(list(REPO.glob("docs/*.md")))
     for page in pages:
@@ -123,7 +123,7 @@ def test_pictures_of_the_pages_are_those_of_the_gallery():
     assert {path.stem for path in REPO.glob("docs/images/*.png")} == {*gallery.PICTURES}
 
 
-def test_gallery_says_what_a_picture_needs(tmp_path, monkeypatch, capsys):
+def test_gallery_names_the_needs_of_a_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gallery, "REPO", tmp_path)
     monkeypatch.setattr(gallery, "load_config", lambda path: path)
     monkeypatch.setattr("sys.argv", ["gallery.py", "prediction", "--out-dir", str(tmp_path)])

@@ -94,7 +94,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_mm_alone_builds_what_recipes_are_made_of():
+def test_types_of_recipes_are_built_by_importing_only_vitdense():
     """Every type of a recipe, as mm's own tools do, in a process that imports vitdense and nothing else of ours."""
     pytest.importorskip("mmseg")
     types, paths = set(), []
@@ -168,7 +168,7 @@ BOXES = {
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_configs_of_boxes_differ_from_those_of_masks_in_masks_alone(name):
+def test_configs_of_boxes_and_masks_differ_only_in_masks(name):
     boxes, masks = (load_config(stem) for stem in (name, BOXES[name]))
     model = build_on_meta(copy.deepcopy(boxes))  # mmdet changes the config that it builds from
     assert not model.with_mask
@@ -373,7 +373,7 @@ def test_arch_drop_path_and_weights(name):
 
 
 @pytest.mark.parametrize("size", [(640, 480), (100, 3000)])
-def test_large_scale_jitter_gives_padded_squares(size, tmp_path):
+def test_large_scale_jitter_returns_padded_squares(size, tmp_path):
     import mmcv
     import numpy as np
     from mmengine.dataset import Compose
@@ -404,7 +404,7 @@ def test_large_scale_jitter_gives_padded_squares(size, tmp_path):
             assert box == [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]  # around what the crop left
 
 
-def test_the_two_demos_differ_in_their_backbone_alone():
+def test_the_two_demos_differ_only_in_their_backbone():
     swin, mvit = (load_config(f"cascade_{name}_nano_shapes") for name in ("swin", "mvitv2"))
     assert mvit.model.backbone.type == "vitdense.MViT"
     swin, mvit = swin.to_dict(), mvit.to_dict()

@@ -47,7 +47,7 @@ def test_errors_of_no_file_get_no_name(tmp_path):
     assert error.value.filename is None
 
 
-def test_outputs_that_cannot_be_written_name_the_option_and_make_nothing(tmp_path):
+def test_unwritable_outputs_name_the_option_before_any_work(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path, tmp_path / "file/a", tmp_path / "file/b/c", tmp_path / "loop/a", "/proc/a"):

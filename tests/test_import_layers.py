@@ -158,7 +158,7 @@ assert not {{name.partition(".")[0] for name in sys.modules}} & {MM}
     assert done.returncode == 0, done.stderr
 
 
-def test_extensions_import_nothing_of_each_other():
+def test_extensions_do_not_import_each_other():
     for path in (REPO / "vitdense/extensions").rglob("*/*.py"):
         own = ".".join(path.relative_to(REPO).parts[:3])
         foreign = [

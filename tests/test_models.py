@@ -18,7 +18,7 @@ from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])
-def test_rows_say_what_timm_says_of_its_weights(name):
+def test_rows_agree_with_timm_on_its_weights(name):
     row = MODELS[name]
     theirs = timm.get_pretrained_cfg(row.weights.removeprefix("timm://"))
     assert (row.mean, row.std) == (theirs.mean, theirs.std)
@@ -27,14 +27,14 @@ def test_rows_say_what_timm_says_of_its_weights(name):
 
 
 @pytest.mark.parametrize("name", list_models("*.official_in1k"))
-def test_rows_of_the_authors_files_say_what_timm_says_of_them(name):
+def test_rows_of_the_authors_files_agree_with_timm(name):
     row, copied = MODELS[name], MODELS[name.replace("official", "ms")]
     assert timm.get_pretrained_cfg(copied.weights.removeprefix("timm://")).url == row.weights
     assert replace(row, name=copied.name, weights=copied.weights) == copied
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name.startswith("dinov2")])
-def test_rows_of_dinov2_say_what_timm_says_of_the_authors_files(name):
+def test_rows_of_dinov2_agree_with_timm_on_the_authors_files(name):
     row = MODELS[name]
     size = row.model.removeprefix("dinov2_").removesuffix("_reg")
     of_registers = "_reg4" if row.model.endswith("_reg") else ""
@@ -141,7 +141,7 @@ def test_arguments_of_timm_that_mean_ours_are_accepted_and_others_named():
             create("swin_tiny", **options)
 
 
-def test_models_with_weights_alone_are_listed():
+def test_only_models_with_weights_are_listed():
     assert set(list_models("swinv2*", pretrained=True)) < set(list_models("swinv2*"))
     assert all(MODELS[name].weights for name in list_models(pretrained=True))
 

@@ -39,7 +39,7 @@ assert "numpy" in sys.modules and runtime.Program
 """
 
 
-def test_it_imports_numpy_alone(tmp_path):
+def test_runtime_imports_only_numpy(tmp_path):
     shutil.copy(REPO / "vitdense/runtime.py", tmp_path)
     subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=True, timeout=60)
 

@@ -123,7 +123,7 @@ def kind(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", KINDS)
-def test_round_trips_are_bit_equal_and_what_has_no_name_is_refused(name):
+def test_round_trips_are_bit_equal_and_unknown_keys_refused(name):
     family, make, schemes = KINDS[name]
     state, schemes = make(), ("vitdense", *schemes.split())
     files = {scheme: convert(state, scheme, windows=[4]) for scheme in schemes}
@@ -252,7 +252,7 @@ def test_attention_masks_are_left_out_of_schemes_without_them():
     assert "attn_mask" in str(done) or "attn.bias.index" in str(done)
 
 
-def test_detector_stays_whole_in_schemes_of_detectors():
+def test_a_detector_is_converted_whole_to_schemes_of_detectors():
     state = {f"backbone.{key}": value for key, value in kind("dense Swin").items()}
     heads = {"neck.lateral_convs.0.conv.weight": torch.ones(1), "roi_head.fc.bias": torch.ones(2)}
     there = convert({"state_dict": state | heads, "meta": {}}, "mmdet")

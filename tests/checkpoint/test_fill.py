@@ -43,7 +43,7 @@ def memory(model):
 
 @pytest.mark.long
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
-def test_peak_memory_is_that_of_the_file(tmp_path, suffix):
+def test_peak_memory_is_the_size_of_the_file(tmp_path, suffix):
     path = tmp_path / f"weights.{suffix}"
     with torch.device("meta"):
         shapes = vitdense.create("vit_base.augreg_in21k").state_dict()
@@ -56,7 +56,7 @@ def test_peak_memory_is_that_of_the_file(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"frozen_stages": 1}, {"finetune": "lora"}], ids=str)
-def test_model_is_that_of_drawing_and_copying(tmp_path, suffix, dtype, options):
+def test_model_equals_initialising_and_copying(tmp_path, suffix, dtype, options):
     path = tmp_path / f"weights.{suffix}"
     state = {key: x.to(dtype) for key, x in swin(**options).state_dict().items()}
     (torch.save if suffix == "pth" else save_file)(state, path)
@@ -74,7 +74,7 @@ def test_model_is_that_of_drawing_and_copying(tmp_path, suffix, dtype, options):
     assert all(torch.equal(a, b) for a, b in zip(got.eval()(x), want.eval()(x)))
 
 
-def test_models_of_one_file_share_nothing_with_each_other_nor_with_the_file(tmp_path):
+def test_models_of_one_file_share_no_memory_with_each_other_or_the_file(tmp_path):
     for path, save in ((tmp_path / "weights.pth", torch.save), (tmp_path / "weights.safetensors", save_file)):
         save(swin().state_dict(), path)
         one, other = (filled(read(path)) for _ in range(2))

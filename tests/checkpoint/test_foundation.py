@@ -262,7 +262,7 @@ def test_the_authors_dinov3_loads_with_its_periods_and_without_the_bias_of_keys(
         ({"mask_token": torch.ones(1, 32), "norm.weight": torch.full((32,), float("inf"))}, "NaN or infinity"),
     ],
 )
-def test_a_dinov3_that_is_not_whole_is_refused(changed, named):
+def test_an_incomplete_dinov3_is_refused(changed, named):
     state = {key: x for key, x in (dinov3_file() | changed).items() if x is not None}
     with pytest.raises(CheckpointMismatchError, match=named):
         load_pretrained(dinov3_nano(), state)

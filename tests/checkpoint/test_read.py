@@ -475,7 +475,7 @@ def _load_alone(rank, rendezvous, outcomes, cache, address):
 
 @pytest.mark.long
 @pytest.mark.commands
-def test_one_rank_alone_loads_weights_or_raises_the_error(tmp_path, server):
+def test_only_one_rank_loads_weights_or_raises_the_error(tmp_path, server):
     torch.save(Swin(TINY, out_indices=(0,)).state_dict(), tmp_path / "swin.pth")
     address = server.serve("/swin.pth", (tmp_path / "swin.pth").read_bytes())
     outcomes = torch.multiprocessing.get_context("spawn").SimpleQueue()

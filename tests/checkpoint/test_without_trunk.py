@@ -43,7 +43,7 @@ class Detector(nn.Module):
     ],
     ids=["swin", "vit", "vit, batch norms", "in vit_adapter"],
 )
-def test_twenty_steps_change_nothing_of_a_frozen_trunk(backbone):
+def test_twenty_steps_do_not_change_a_frozen_trunk(backbone):
     model = Detector(backbone=backbone()).train()
     trunk = getattr(model.backbone, "trunk", model.backbone)
     before = {key: value.clone() for key, value in trunk.state_dict().items()}

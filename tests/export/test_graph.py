@@ -75,5 +75,5 @@ def test_norms_and_sums_are_of_tokens(dynamic, dtype, tmp_path):
     assert dynamic or [ranks[node.output[0]] for node in sums] == [3, 3]
 
 
-def test_products_of_two_maps_are_none_of_tokens(tmp_path):
+def test_products_of_two_maps_are_not_moved_to_tokens(tmp_path):
     graph_of(Normalised(), tmp_path / "model.onnx", dynamic=False)

@@ -54,7 +54,7 @@ RULES = [None, {"scale": [96, 64], "keep_ratio": True}, {"scale": [70, 90], "kee
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("more", [{}, {"channels": "BGR", "mean": None, "std": None}])
-def test_a_segmentor_of_photos_gives_their_classes(rule, more, tmp_path):
+def test_a_segmentor_of_photos_returns_classes(rule, more, tmp_path):
     about = ABOUT | {"resize": rule} | more
     node = onnx.helper.make_node("Identity", ["image"], ["logits"])  # the strongest of three colours
     images, photos = both(program([node], {"logits": ["b", 3, "h", "w"]}, about), about, tmp_path)

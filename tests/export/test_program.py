@@ -102,7 +102,7 @@ class Reads(nn.Module):
         return F.scaled_dot_product_attention(rows[:, None], rows[:, None], rows[:, None], is_causal=True)
 
 
-def test_a_program_has_what_is_torchs_own(tmp_path):
+def test_a_program_keeps_operators_of_torch(tmp_path):
     pytest.importorskip("onnxruntime")
     model, image = Reads().eval(), torch.rand(1, 3, 8, 8)
     save_onnx(export_program(model, image, dynamic=False), tmp_path / "a.onnx")

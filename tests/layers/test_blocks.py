@@ -44,7 +44,7 @@ def test_drop_path_draws_as_timm():
     assert torch.equal(ours[1], x)
 
 
-def test_norm_of_pixels_is_that_of_timm():
+def test_norm_of_pixels_equals_timm():
     layers = pytest.importorskip("timm.layers")
     ours, theirs = blocks.LayerNorm2d(6), layers.LayerNorm2d(6)
     for parameter in ours.parameters():

@@ -184,7 +184,7 @@ def loss(model, x):
 
 
 @EVERY
-def test_a_second_pass_makes_nothing(make):
+def test_a_second_pass_caches_no_new_tensors(make):
     """Neither does the backward pass, with recomputed activations, nor a copy of the model."""
     model, x = make(with_cp=True).train(), torch.randn(2, 3, 40, 72)
     out = loss(model, x)
@@ -211,7 +211,7 @@ def test_what_inference_mode_made_serves_training(make):
 
 @EVERY
 @pytest.mark.long
-def test_many_sizes_keep_what_their_axes_decide(make):
+def test_many_sizes_cache_tensors_per_axis(make):
     """16 sizes of 4 sides keep a few times what 4 squares do; a side has an alignment, or none, by the other one."""
     with torch.device("meta"):
         model = make().eval()
@@ -266,7 +266,7 @@ def test_fake_tensors_leave_no_trace():
     assert type(window_layout(torch.zeros(2, 9, 10, 3), (4, 4), (2, 2)).mask) is torch.Tensor
 
 
-def test_a_cuda_graph_makes_its_own_and_streams_share_nothing(monkeypatch):
+def test_cuda_graphs_and_streams_do_not_share_cached_tensors(monkeypatch):
     """Freed memory is reused after the kernels of its own stream only; a graph reads its memory much later."""
     made, stream, capturing = [], [1], [False]
     make = layout.cached_by_size(lambda n, device, dtype: made.append(n) or n)

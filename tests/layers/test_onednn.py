@@ -57,7 +57,7 @@ def test_any_shape_and_memory(x, bias):
         torch.testing.assert_close(y, F.linear(x, *of_layer))
 
 
-def test_the_error_is_that_of_float32():
+def test_the_error_is_the_usual_one_of_float32():
     torch.manual_seed(0)
     x, layer = torch.randn(500, 384), nn.Linear(384, 256)
     with OneDnnLinear():

@@ -36,7 +36,7 @@ def test_absolute_position_is_plain_bicubic(old, new):
     assert resize_grid(grid, old) is grid
 
 
-def test_the_same_window_is_untouched_and_half_precision_stays_half():
+def test_the_same_window_is_unchanged_and_half_precision_kept():
     table = torch.randn(9, 13, 2)
     assert resize_bias_table(table, (5, 7)) is table
     half = torch.full((13, 13, 3), 0.75, dtype=torch.bfloat16)

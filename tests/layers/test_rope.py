@@ -139,7 +139,7 @@ def test_refused():
 
 
 @pytest.mark.parametrize("rope", ROPES)
-def test_an_ensemble_under_vmap_leaves_nothing_behind(rope):
+def test_an_ensemble_under_vmap_caches_nothing(rope):
     models, x = [ViT({**NANO, "rope": rope}).eval() for _ in range(2)], torch.randn(1, 3, 48, 64)
     state = torch.func.stack_module_state(models)
     together = torch.vmap(lambda *own: torch.func.functional_call(models[0], own, (x,))[-1])(*state)

@@ -114,7 +114,7 @@ def test_the_reader_of_the_config_counts(folders, photos, tmp_path):
         model(Image.open(photos[0]))
 
 
-def test_the_config_stays_as_it_is(folders):
+def test_the_config_is_not_changed(folders):
     cfg = load_config(folders["detector"])
     cfg.model.backbone.init_cfg = dict(type="Pretrained", checkpoint="some.pth")
     before = copy.deepcopy(cfg.to_dict())

@@ -85,7 +85,7 @@ def test_trains_on_kept_maps_of_a_frozen_trunk(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("recipe", ["rfdetr_nano_shapes", "eomt_nano_shapes", "upernet_swin_nano_shapes"])
-def test_exports_what_a_gpu_trained(recipe, tmp_path, capsys):
+def test_a_model_trained_on_a_gpu_is_exported(recipe, tmp_path, capsys):
     pytest.importorskip("onnxruntime")
     command = ["train", recipe, "--work-dir", str(tmp_path / "work"), "--iters", "2"]
     assert main([*command, "--cfg-options", *options_of(tmp_path)]) == 0, capsys.readouterr()

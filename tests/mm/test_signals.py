@@ -57,7 +57,7 @@ def test_a_forked_child_ends_by_its_own_signals():
     assert child.exitcode == -signal.SIGTERM
 
 
-def test_other_threads_leave_signals_alone():
+def test_other_threads_do_not_handle_signals():
     done = []
 
     def work():

@@ -65,7 +65,7 @@ def test_the_latest_checkpoint_has_the_highest_number_whatever_its_time(folder):
 
 
 @pytest.mark.parametrize("noted", [None, "iter_100.pth", "iter_300.pth"])
-def test_a_last_checkpoint_that_is_cut_is_said_or_refused(folder, capsys, noted):
+def test_a_truncated_last_checkpoint_is_a_warning_or_refused(folder, capsys, noted):
     if noted:
         (folder.path / "last_checkpoint").write_text(noted)
     assert bool(folder.cut) == (noted == "iter_300.pth")  # which is absent
@@ -86,7 +86,7 @@ def test_epochs_and_iterations_are_compared_by_the_iterations_in_the_file(folder
 
 
 @pytest.mark.parametrize("damage", ["no rest", "no part", "short part"])
-def test_a_checkpoint_in_parts_is_whole_with_all_of_them(folder, damage):
+def test_a_checkpoint_in_parts_is_complete_only_with_all_parts(folder, damage):
     path = folder.path / "iter_300.pth"
     parts(path)
     assert name_of(folder) == "iter_300.pth"
@@ -167,7 +167,7 @@ def config(filename=None, **options):
     return ReadableConfig(options, filename=filename)
 
 
-def test_a_run_is_moved_aside_with_all_that_it_wrote_and_nothing_else(full):
+def test_a_run_is_moved_aside_with_exactly_its_own_files(full):
     before = names(full.path)
     current = full.path / "20260202_202020"
     current.mkdir()

@@ -77,7 +77,7 @@ def checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: {"type": "Pretrained", "checkpoint": path}])
-def test_init_cfg_may_be_the_checkpoint_alone(checkpoint, kind):
+def test_init_cfg_may_be_only_the_checkpoint(checkpoint, kind):
     model = Detector(init_cfg=kind(checkpoint)).backbone
     model.init_weights()
     assert model.load_report.share == 1
@@ -161,7 +161,7 @@ def test_loaded_models_do_not_warn(warnings_of, checkpoint, load, twin):
     assert warnings_of(model.backbone) == []
 
 
-def test_state_of_the_head_alone_does_not_count_as_loaded(warnings_of, checkpoint):
+def test_loading_only_the_head_does_not_count_as_loaded(warnings_of, checkpoint):
     model = Detector(init_cfg=str(checkpoint))
     model.load_state_dict({"head.bias": torch.ones(2)}, strict=False)
     assert len(warnings_of(model.backbone)) == 1

@@ -121,7 +121,7 @@ def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
 
 
 @every
-def test_low_rank_updates_train_alone(make):
+def test_only_low_rank_updates_train(make):
     """Updates and output norms train, and the initial model is unchanged. Other backbones refuse LoRA."""
     if "lora" not in make.parts:
         with pytest.raises((ValueError, TypeError), match="finetune"):

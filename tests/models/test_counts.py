@@ -115,7 +115,7 @@ def test_a_second_forward_pass_of_a_size_makes_no_constants(make, size):
     assert not made.calls
 
 
-def test_a_scalar_of_the_cpu_is_found_and_a_number_is_none():
+def test_scalars_on_the_cpu_are_found_but_not_python_numbers():
     x = torch.empty(2, device="meta")
     with OneDevice("meta"):
         x * 2.0 + 1
@@ -124,7 +124,7 @@ def test_a_scalar_of_the_cpu_is_found_and_a_number_is_none():
             mix()
 
 
-def test_constants_are_found_and_results_are_none():
+def test_constants_are_found_but_not_results():
     x = torch.empty(2, 3, device="meta")
     with MadeTensors() as made:
         torch.empty_like(x).copy_(x)

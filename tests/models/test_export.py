@@ -148,7 +148,7 @@ def test_forms_for_all_sizes_equal_torchs(out, size):
         assert relative_error(got, operator(x)) < 1e-6
 
 
-def test_largest_error_tells_what_is_not_finite():
+def test_largest_error_is_nan_for_values_that_are_not_finite():
     ones = torch.ones(3)
     assert largest_error([ones, 3 * ones], [ones, 2 * ones]) == pytest.approx(0.5)
     bad = torch.tensor([1.0, float("nan"), 1.0])

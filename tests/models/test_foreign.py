@@ -101,7 +101,7 @@ def test_layers_have_every_parameter_once_from_the_stem_on(name):
     assert any(part in names[layers[0][0]] for part in ("stem", "patch_embed", "conv1", "cls_token"))
 
 
-def test_lora_trains_updates_alone_and_is_refused_where_it_would_do_nothing():
+def test_lora_trains_only_updates_and_is_refused_without_effect():
     model = TimmTrunk("test_vit", finetune="lora").train()
     model(torch.randn(1, 3, 48, 48))[-1].sum().backward()
     assert {name.rpartition(".")[2] for name in trained(model)} == {"A", "B"}
@@ -247,7 +247,7 @@ def test_training_of_a_folder_of_transformers(folder):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["AutoModel", "AutoModelForImageClassification"])
-def test_weights_of_other_models_of_transformers_lack_the_norms_of_backbones_alone(folder, kind):
+def test_other_models_of_transformers_lack_only_the_norms_of_backbones(folder, kind):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.from_pretrained(folder)
     theirs = with_noise(getattr(transformers, kind).from_config(config)).eval()

@@ -57,7 +57,7 @@ def without_norms(model):
     ("build", "scheme"), [(in_timm, "timm"), (in_transformers, "transformers")], ids=["timm", "transformers"]
 )
 @torch.no_grad()
-def test_maps_are_those_of_other_projects_at_sizes_of_whole_windows(build, scheme):
+def test_maps_equal_other_projects_at_sizes_of_whole_windows(build, scheme):
     theirs = randomised(build(ARCH))
     ours = without_norms(Hiera(vars(ARCH)))
     report = load_pretrained(ours, theirs.state_dict())
@@ -149,7 +149,7 @@ def test_window_position_is_repeated_from_the_top_left():
             torch.testing.assert_close(got[i, j], table[:, i, j] + position.window[0, i % 4, j % 4])
 
 
-def test_a_whole_file_of_sam_2_gives_its_trunk():
+def test_the_trunk_of_a_whole_sam_2_file_is_loaded():
     model = randomised(Hiera(NANO))
     done = convert(model.state_dict(), "official", drop_output_norms=True)
     trunk = dict(done.state)

@@ -107,7 +107,7 @@ def test_a_model_is_pickled_copied_and_cast_after_a_pass(make):
 
 
 @every
-def test_a_model_built_on_meta_is_filled_by_weights_alone(make):
+def test_a_model_built_on_meta_is_filled_by_weights(make):
     """Buffers that are formulas come from no file: whoever loads other projects' weights has none of them."""
     model, x = random_model(make), torch.randn(1, 3, 40, 56)
     with torch.device("meta"):

@@ -199,7 +199,7 @@ def test_final_norm_is_applied_after_the_last_block_only():
     torch.testing.assert_close(last, want)
 
 
-def test_the_final_norm_is_frozen_with_the_last_block_and_when_attention_alone_trains():
+def test_the_final_norm_is_frozen_with_the_last_block_and_if_only_attention_trains():
     def norm(**options):
         model = ViT(NANO, out_norm="final", pretrain_img_size=64, **options).train()
         loss = sum(out.square().mean() for out in model(torch.randn(1, 3, 32, 48)))
@@ -225,7 +225,7 @@ def test_any_patch_size(patch, grid):
         assert model(torch.randn(1, 3, 50, 70))[0].shape == (1, 32, *grid)
 
 
-def test_deit3_positions_leave_the_class_token_alone():
+def test_deit3_positions_are_not_added_to_the_class_token():
     model = ViT({**NANO, "token_position": False}, pretrain_img_size=64)
     assert [name for name, _ in model.tokens.named_parameters()] == ["cls_token"]
     assert [name for name, _ in ViT({**NANO, "distilled": True}).tokens.named_parameters()] == [

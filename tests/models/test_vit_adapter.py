@@ -277,7 +277,7 @@ def test_every_parameter_gets_a_gradient(trunk):
 
 
 @every
-def test_a_frozen_trunk_stays_and_passes_gradients_to_the_injectors(trunk):
+def test_a_frozen_trunk_is_unchanged_and_passes_gradients_to_the_injectors(trunk):
     model = adapter({**trunk, "frozen_stages": "all", "drop_path_rate": 0.5}).train()
     assert not any(m.training for block in model.trunk.blocks for m in block.modules())
     assert model.spm.training
@@ -354,7 +354,7 @@ def test_low_rank_updates_of_the_trunk():
     assert convert(model.state_dict(), "vitdense", merge=True).state.keys() == whole.state_dict().keys()
 
 
-def test_init_cfg_of_the_whole_model_goes_before_that_of_the_trunk(tmp_path):
+def test_init_cfg_of_the_whole_model_overrides_the_trunks(tmp_path):
     plain_file(tmp_path / "vit.pth")
     want = adapter()
     torch.save({"state_dict": want.state_dict()}, tmp_path / "whole.pth")

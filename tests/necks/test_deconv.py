@@ -72,7 +72,7 @@ def test_the_levels_are_the_documented_layers(design):
             assert torch.equal(outs[3][:, :, i, j], x[:, :, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2].amax((2, 3)))
 
 
-def test_vitdets_levels_have_one_width_and_five_are_what_an_fpn_gives():
+def test_vitdets_levels_have_one_width_and_five_equal_an_fpn():
     neck = DeconvPyramid(32, "vitdet", out_channels=16, num_outs=5).eval()
     assert neck.out_channels == (16,) * 5
     with torch.no_grad():

@@ -87,7 +87,7 @@ def test_roi_align_types(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rois_keep_their_places_beside_maps_of_half_types(dtype):
+def test_rois_keep_their_coordinates_with_half_precision_maps(dtype):
     """Far to the right, where the half types have whole pixels or every eighth one."""
     x = torch.randn(1, 2, 4, 400).to(dtype).requires_grad_()
     rois = torch.tensor([[0, 1100.3, 1.2, 1289.7, 13.6], [0, 1500.4, 2.3, 1598.7, 15.9]])

@@ -91,7 +91,7 @@ def test_first_mask_head_has_no_residual_convolution():
     assert [mask_head.with_conv_res for mask_head in head.mask_head] == [False, True, True]
 
 
-def test_semantic_branch_is_removed_as_a_whole():
+def test_semantic_branch_is_removed_completely():
     full, without = (load_config(name) for name in ("htcpp_swin_b_coco", "htcpp_without_semantic_swin_b_coco"))
     assert full.model.data_preprocessor.pad_seg
     assert full.train_dataloader.dataset.data_prefix.seg

@@ -39,7 +39,7 @@ def test_stages_of_hybrids(stem, layers):
     assert not [module for module in resnet.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def test_branches_of_a_new_resnet_add_nothing():
+def test_branches_of_a_new_resnet_are_zero():
     """The last norm of each starts at 0, as in the authors' code."""
     stages = HybridViT(NANO, stem="r26_s32").patch_embed.backbone.stages
     norms = [block.norm3.weight for stage in stages for block in stage.blocks]

@@ -321,7 +321,7 @@ def test_kernels_of_the_first_pass_of_a_size(position, kernels):
 
 @every_border
 @pytest.mark.parametrize(("position", "products"), [("table", 2), ("query", 3), (None, 2)])
-def test_published_count_is_that_of_the_definition(border, position, products):
+def test_published_count_equals_the_definition(border, position, products):
     """`kernel ** 2` pairs for every position, also at the border; tiles compute more."""
     q, k, v, position = inputs(2, 20, 30, 7, border, position)
     q, k, v = (x.to("meta") for x in (q, k, v))

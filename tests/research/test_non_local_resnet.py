@@ -123,7 +123,7 @@ def test_refused(options, error, named):
         NonLocalResNet(**{"arch": NANO, **options})
 
 
-def test_the_callers_dict_stays():
+def test_the_callers_dict_is_not_changed():
     attention = {**ONE, "pool": "after"}
     NonLocalResNet(NANO, attention=attention)
     assert attention == {**ONE, "pool": "after"}

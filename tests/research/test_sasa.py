@@ -13,7 +13,7 @@ from vitdense.research.sasa.model import LocalConv
 from vitdense.research.sasa.sizes import SASAArch
 
 
-def test_initialisation_is_that_of_transformers():
+def test_initialisation_equals_transformers():
     model = SASA({"embed_dims": 64, "depths": (1, 1), "local_stages": (1,)}, out_indices=(0, 1))
     assert model.layer2.blocks[0].conv2.attn.qkv.weight.std().item() == pytest.approx(0.02, rel=0.05)
 

@@ -101,7 +101,7 @@ def test_sliding_window_of_even_sides_is_one_row_and_column_less():
     assert model.stages[0].blocks[0].attn.kernel == 7
 
 
-def test_parameters_differ_from_those_of_swin_in_the_attention_alone():
+def test_parameters_differ_from_swin_only_in_the_attention():
     plain, content = set(Swin(NANO).state_dict()), set(PositionSwin(NANO).state_dict())
     assert all(".attn.qkv." in key for key in plain - content)
     assert all(".attn.v." in key for key in content - plain)

@@ -90,7 +90,7 @@ def test_whole_windows_are_the_authors_padding_and_grouped_convolution(side, shi
         torch.testing.assert_close(layer(x), want)
 
 
-def test_padding_comes_after_the_norm_and_adds_nothing():
+def test_padding_comes_after_the_norm_and_is_zero():
     """A token whose window is padding otherwise gets its own share and the bias."""
     block = make().stages[0].blocks[1]
     nn.init.normal_(block.norm1.bias)  # what padding before the norm would turn zeros into

@@ -56,7 +56,7 @@ def assert_same(got, want):
 
 
 @pytest.mark.parametrize("scale", [1, 2])
-def test_one_view_gives_what_the_detector_gives(detector, scale):
+def test_one_view_equals_the_detector(detector, scale):
     one = view(image(), scale)
     assert_same(run(detector, one), predict(detector, one))
 

@@ -90,7 +90,7 @@ def test_an_object_comes_out_once(mask, masks):
         np.testing.assert_array_equal(rle.decode(got.rle[0]), mask)
 
 
-def test_masks_join_what_boxes_cannot():
+def test_masks_merge_objects_that_boxes_cannot():
     """The boxes of the pieces of a diagonal bar have little in common where two tiles see them."""
     (code,) = merge(*seen([(0, 0.9, DIAGONAL)], TILES), TILES, SIZE).rle
     np.testing.assert_array_equal(rle.decode(code), DIAGONAL)
@@ -210,7 +210,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_tiles_of_a_function_of_ones_own(form, batch_size):
+def test_tiles_of_an_own_function(form, batch_size):
     image = np.zeros((*SIZE, 3), np.uint8)
     image[WIDE | rectangle(2, 2, 9, 9)] = 255
     sizes = []
@@ -245,7 +245,7 @@ def test_wrong_results_of_a_function_of_ones_own():
     assert detect(image, lambda tiles: [(*(x[:0] for x in some),)] * len(tiles), SIDE).rle == []
 
 
-def test_one_without_a_mask_stays_as_it_is():
+def test_an_object_without_a_mask_is_unchanged():
     found, tile_of = seen([(3, 0.9, WIDE)], TILES)
     found.rle[0] = None
     got = merge(found, tile_of, TILES, SIZE)

@@ -53,7 +53,7 @@ def explicit(q, k, v):
 
 
 @pytest.mark.long
-def test_measured_memory_is_that_of_the_formula():
+def test_measured_memory_equals_the_formula():
     """Softmax attention that is written out has two matrices at a time, logits and probabilities. Fused attention has
     none: its memory grows with the tokens, as with windows."""
     sides = (16, 24, 32, 48, 64)

@@ -35,7 +35,7 @@ def test_batches_are_those_of_the_config(shapes):
     assert len(set(shapes)) > 12
 
 
-def test_padding_is_that_of_the_data_preprocessor():
+def test_padding_equals_the_data_preprocessor():
     cfg = Config.fromfile(batch_sizes.CONFIG)
     init_default_scope(cfg.default_scope)
     preprocessor = MODELS.build({**cfg.model.data_preprocessor, "pad_mask": False})

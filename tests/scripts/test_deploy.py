@@ -73,7 +73,7 @@ def test_speeds_are_medians_of_the_ratios_of_rounds():
     assert table(rows).splitlines()[-2] == "| tuned | 1.00 | 1.00 | 4.00 | 2.00 |"
 
 
-def test_the_tuned_form_gives_memory_back(monkeypatch):
+def test_the_tuned_form_frees_memory(monkeypatch):
     kept = []
     monkeypatch.setattr(deploy, "keep_memory", lambda keep=True: kept.append(keep))
     with deploy.tuned():

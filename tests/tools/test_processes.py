@@ -75,7 +75,7 @@ def same(got, want):
 
 
 @pytest.mark.slow
-def test_one_process_goes_on_after_two(tmp_path):
+def test_one_process_resumes_after_two(tmp_path):
     """With the same images a step: the losses equal those with two. Batch norms would have statistics of a process."""
     shrunk = SHRINK.format(
         base=str(REPO / "configs/demo/atss_swin_nano_shapes.py"), root=f"{tmp_path}/shapes/", best="coco/bbox_mAP"

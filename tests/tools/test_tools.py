@@ -213,7 +213,7 @@ def test_the_printed_config_is_the_one_that_runs(tiny, trained, tool_here, tmp_p
     assert differences(ran, printed.to_dict(), ("optim_wrapper", "param_scheduler", "train_cfg")) == []
 
 
-def test_a_work_folder_alone_is_tested_and_stays_that_of_the_training(tiny, trained, tool_here):
+def test_a_work_folder_is_tested_without_changing_it(tiny, trained, tool_here):
     config = (trained / "tiny.py").read_text()
     before = sorted(trained.iterdir())
     status, printed = tool_here("test", trained, "--cfg-options", "model.test_cfg.rcnn.max_per_img=7")

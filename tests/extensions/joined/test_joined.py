@@ -214,7 +214,7 @@ def program(folders, photos, tmp_path_factory):
     return root / "all.onnx", export_joined(models, wish, Namespace(proof=True))
 
 
-def test_one_file_finds_what_single_models_find(program, joined, photos):
+def test_one_file_finds_the_same_as_single_models(program, joined, photos):
     path, said = program
     assert all(f"onnxruntime: {name}, " in said for name in MODELS)
     found, want = runtime.Joined(path, threads=1)(photos[0]), joined(photos[0])

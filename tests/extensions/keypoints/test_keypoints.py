@@ -203,7 +203,7 @@ def in_another_order(content, change=str):
 
 
 @pytest.mark.parametrize("change", [str, lambda name: f" {name} ", lambda name: unicodedata.normalize("NFD", name)])
-def test_keypoints_meet_by_name(tmp_path, change):
+def test_keypoints_match_by_name(tmp_path, change):
     about = {"keypoints": ["näse", "left_eye", "right_eye"], "sigmas": [0.1, 0.2, 0.3]}
     plain = content(RIGHT, [*RIGHT[3:], *RIGHT[:3]], **about)
     for name, made in (("a", plain), ("b", in_another_order(plain, change))):
@@ -259,7 +259,7 @@ def test_predictions_have_the_order_of_the_file(tmp_path):
         assert found["annotations"][0]["keypoints"][::3] == [[1, 3, 5][i] for i in order]
 
 
-def test_other_names_are_a_fault_and_another_order_is_said(root, tmp_path):
+def test_other_names_are_a_fault_and_another_order_is_reported(root, tmp_path):
     cfg = load_config("rfdetr_keypoints_nano_figures", {"data_root": str(root)})
     made = json.loads((root / "annotations/keypoints_val.json").read_text())
     (category,) = made["categories"]

@@ -262,7 +262,7 @@ def test_list_images_of_folders(images, tmp_path):
         list_images([tmp_path / "gone"])
 
 
-def test_folders_in_folders_are_said_and_videos_are_refused(images, tmp_path, capsys):
+def test_sub_folders_are_logged_and_videos_refused(images, tmp_path, capsys):
     list_images([tmp_path])
     assert "not searched" not in capsys.readouterr().out
     (tmp_path / "deep/er").mkdir(parents=True)

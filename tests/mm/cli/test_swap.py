@@ -79,7 +79,7 @@ def test_changes_for_a_plain_vit():
     assert changes["data_preprocessor"] == {"test_cfg": {"size_divisor": 32}}
 
 
-def test_lists_of_necks_and_heads_are_whole():
+def test_lists_of_necks_and_heads_are_complete():
     necks = [{"type": "FPN", "in_channels": [1, 2], "num_outs": 5}, {"type": "DyHead", "in_channels": 256}]
     assert channel_changes({"neck": necks}, [1, 2], [3, 4]) == {"neck": [{**necks[0], "in_channels": [3, 4]}, necks[1]]}
     heads = [{"in_channels": 1, "in_index": 0, "channels": 8}, {"in_channels": [2, 1], "in_index": (1, 0)}]

@@ -148,7 +148,7 @@ def labels(cfg, split):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2)])
 @pytest.mark.parametrize("metric", ["CocoMetric", "mmdet.FasterCocoMetric", "vitdense.FasterCocoMetric"])
-def test_labels_and_metrics_of_a_file_in_another_order_meet_by_name(mine, tmp_path, order, metric):
+def test_labels_and_metrics_of_a_file_in_another_order_match_by_name(mine, tmp_path, order, metric):
     rename(tmp_path / "train.json", (0, 1, 2))
     rename(tmp_path / "val.json", order)
     cfg = mine(f"val_evaluator = dict(type={metric!r}, metric='bbox', classwise=True)")
@@ -216,7 +216,7 @@ def test_values_of_label_maps_follow_by_name(mine):
 
 
 @pytest.mark.parametrize("parts", ["files", "metainfo"])
-def test_joined_data_sets_of_other_classes_meet_by_name(mine, tmp_path, parts):
+def test_joined_data_sets_with_other_classes_match_by_name(mine, tmp_path, parts):
     rename(tmp_path / "train.json", (0, 1))
     (tmp_path / "second.json").write_text((tmp_path / "train.json").read_text())
     rename(tmp_path / "second.json", (2, 1))
@@ -241,7 +241,7 @@ def test_joined_data_sets_of_other_classes_meet_by_name(mine, tmp_path, parts):
     assert not [fault for fault in contents(cfg, sets) if "no object" in fault.what]
 
 
-def test_joined_label_maps_of_other_classes_meet_by_name(mine):
+def test_joined_label_maps_with_other_classes_match_by_name(mine):
     pytest.importorskip("mmseg")
     cfg = mine(
         "part = train_dataloader['dataset']\n"

@@ -684,7 +684,7 @@ def test_what_is_damaged_or_repaired_between_two_looks_is_seen(bases, tmp_path, 
         assert [tools.check().verdict, tools.start("train", "val").verdict] == [right, right]
 
 
-def test_a_fault_tells_what_and_how_many_have_it():
+def test_a_fault_names_its_items_and_their_number():
     fault = Fault("masks have no pixel", "a.json", (1, 2), "remove them", of="annotations", total=8)
     assert str(fault) == "a.json: masks have no pixel: 2, 25 % of 8 (annotations 1, 2); remove them"
     assert str(Fault("masks have no pixel")) == "masks have no pixel"

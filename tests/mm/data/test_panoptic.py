@@ -162,7 +162,7 @@ def test_predict_writes_ids_and_segments(shapes, tmp_path):
         assert areas == {segment["id"]: segment["area"] for segment in one["segments_info"]}
 
 
-def test_joined_panoptic_data_of_other_classes_meet_by_name(reversed_files):
+def test_joined_panoptic_data_with_other_classes_match_by_name(reversed_files):
     """The second file has its stuff first, and a class of its own."""
     first, second = (json.loads(Path(f"{split}.json").read_text()) for split in ("train", "val"))
     second["categories"].reverse()

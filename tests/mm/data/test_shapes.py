@@ -34,7 +34,7 @@ def load(drawn):
     return lambda split: coco.COCO(str(drawn / f"annotations/instances_{split}.json"))
 
 
-def test_an_image_depends_on_its_seed_split_and_index_alone(drawn, tmp_path):
+def test_an_image_depends_only_on_its_seed_split_and_index(drawn, tmp_path):
     first = content(drawn)
     assert first == content(shapes.draw_dataset(tmp_path / "again", **SMALL, workers=1))
     fewer = content(shapes.draw_dataset(tmp_path / "fewer", **{**SMALL, "num_train": 3}))

@@ -99,7 +99,7 @@ def test_a_label_map_that_cannot_be_read_is_named(write):
         load({"seg_map_path": path, "reduce_zero_label": False, "seg_fields": []})
 
 
-def test_the_readers_stand_in_the_config():
+def test_the_readers_are_in_the_config():
     """The saved config has mm's readers for test data, because mm's inferencers look for them."""
     cfg = load_config("mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py")
     built_one = built(cfg, Asked())
@@ -113,7 +113,7 @@ def test_the_readers_stand_in_the_config():
         assert [name for name in steps if "Load" in name] == want
 
 
-def test_a_reader_that_the_user_names_stays():
+def test_a_reader_named_by_the_user_is_kept():
     option = {"train_dataloader.dataset.pipeline.1.type": "LoadImageFromFile"}
     cfg = load_config("cascade_swin_nano_shapes", option)
     assert cfg.train_dataloader.dataset.pipeline[1].type == "LoadImageFromFile"

@@ -208,7 +208,7 @@ def test_of_equal_scores_the_first_in_openvino(tmp_path):
     assert torch.equal(torch.from_numpy(ENGINES["openvino"](tmp_path / "best.onnx").run(image.numpy())[1]), want)
 
 
-def test_fewer_boxes_than_places():
+def test_fewer_boxes_than_outputs():
     scores, index = best(torch.tensor([[0.5, -1.0, 0.7]]), 5)
     assert scores.tolist() == [[pytest.approx(0.7), 0.5, -1, -1, -1]]
     assert index.tolist() == [[2, 0, 0, 0, 0]]

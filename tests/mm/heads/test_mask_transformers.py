@@ -277,7 +277,7 @@ def test_keys_of_old_files_are_refused(key, golden, tmp_path):
         load_golden(make("pmt", "dinov2"), {**state, key: torch.ones(48)})
 
 
-def test_a_whole_file_has_no_use_for_a_base(golden):
+def test_a_base_is_refused_with_a_complete_file(golden):
     state, _ = golden("eomt_dinov2")
     with pytest.raises(CheckpointMismatchError, match="base"):
         load_golden(make("eomt", "dinov2"), state, base="vit_tiny")

@@ -110,7 +110,7 @@ def test_results_equal_mmdet(name, tmp_path, monkeypatch):
         ({"val_evaluator": None, "test_evaluator": None}, False),
     ],
 )
-def test_masks_are_codes_where_all_takes_them(change, takes):
+def test_masks_are_codes_if_all_parts_support_them(change, takes):
     cfg = load_config(DETECTORS[0])
     cfg.merge_from_dict(change)
     assert model.takes_rle(cfg) is takes

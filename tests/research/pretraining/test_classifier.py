@@ -73,7 +73,7 @@ def test_losses_and_gradients_are_those_of_the_authors(golden_file, base, kind):
             torch.testing.assert_close(dist.grad, golden[f"grad_dist.{ending}"], rtol=1e-5, atol=1e-7)
 
 
-def test_soft_distillation_of_the_paper_is_a_mean_over_the_batch_alone():
+def test_soft_distillation_of_the_paper_is_a_mean_over_only_the_batch():
     p, q = torch.randn(4, 7, dtype=torch.float64), torch.randn(4, 7, dtype=torch.float64)
     want = 0.0
     for teacher, student in zip((p / 3).softmax(1).tolist(), (q / 3).softmax(1).tolist()):
@@ -83,7 +83,7 @@ def test_soft_distillation_of_the_paper_is_a_mean_over_the_batch_alone():
 
 
 @pytest.mark.parametrize("kind", DISTILLATION)
-def test_each_head_learns_from_its_own_teacher_alone(kind):
+def test_each_head_learns_only_from_its_own_teacher(kind):
     ours = model(torch.randn(3, 5), distillation=kind, alpha=0.3, tau=3.0)
     losses = ours(torch.randn(3, 3, 32, 32), samples([0, 1, 4]), mode="loss")
     heads = [*ours.head.parameters()], [*ours.head_dist.parameters()]
@@ -124,7 +124,7 @@ def test_label_smoothing_is_for_labels_not_for_the_teacher():
 
 
 @pytest.mark.parametrize(("base", "smoothing"), [("ce", 0.1), ("bce", 0.0)])
-def test_targets_of_mixup_are_smoothed_for_cross_entropy_alone(base, smoothing):
+def test_targets_of_mixup_are_smoothed_only_for_cross_entropy(base, smoothing):
     assert model(base=base, mixup={"mixup_alpha": 0.8}).mixup.label_smoothing == smoothing
 
 

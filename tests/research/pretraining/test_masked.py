@@ -43,7 +43,7 @@ def masks(make, count, *args):
     return torch.stack([make(*args) for _ in range(count)])
 
 
-def test_mae_gives_the_authors_latents_predictions_and_losses(golden_file):
+def test_mae_equals_the_authors_latents_predictions_and_losses(golden_file):
     _, golden = golden_file("mae_tiny")
     state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
     for norm, name in ((None, "loss.raw"), ("patch", "loss.norm_pix")):
@@ -74,7 +74,7 @@ def test_mae_gives_the_authors_latents_predictions_and_losses(golden_file):
 
 
 @pytest.mark.parametrize(("norm", "loss"), [(None, "loss.raw"), (47, "loss.norm_target")])
-def test_simmim_gives_the_authors_latents_reconstruction_and_losses(golden_file, norm, loss):
+def test_simmim_equals_the_authors_latents_reconstruction_and_losses(golden_file, norm, loss):
     _, golden = golden_file("simmim_swin")
     state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
     model = MaskedImageModel(swin(), {**PIXELS, "loss": "l1", "norm": norm}).eval()
@@ -241,7 +241,7 @@ def test_cells_of_several_patches_are_masked_together():
     assert cells.all(-1).sum().item() == 3 * 8  # ceil(0.6 * 12)
 
 
-def test_loss_is_the_mean_over_masked_patches_alone():
+def test_loss_is_the_mean_over_only_masked_patches():
     model = MaskedImageModel(vit(), {**PIXELS, "loss": "l1", "norm": None})
     images, prediction = torch.randn(2, 3, 64, 64), torch.randn(2, 4, 4, 768)
     mask = torch.zeros(2, 4, 4, dtype=torch.bool)
