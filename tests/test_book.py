@@ -92,7 +92,7 @@ def test_every_public_name_is_in_the_api_pages(site):
     assert [x.__name__ for x in public if f'id="{x.__module__}.{x.__name__}"' not in page] == []
 
 
-def test_published_rows_are_those_of_the_readme():
+def test_published_rows_match_the_readme():
     rows = list(gallery.published())
     assert ("cascade", "swin", "t", 50.4, 745.0) in rows
     assert ("htcpp", "swin", "l", 57.1, 1470.0) in rows
@@ -119,7 +119,7 @@ def test_prediction_shows_both_models_side_by_side(tmp_path, monkeypatch):
     ]
 
 
-def test_pictures_of_the_pages_are_those_of_the_gallery():
+def test_pictures_of_the_pages_are_from_the_gallery():
     assert {path.stem for path in REPO.glob("docs/images/*.png")} == {*gallery.PICTURES}
 
 

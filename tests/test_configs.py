@@ -237,7 +237,7 @@ def test_schedule_and_decay_of_the_coco_configs(name):
 
 
 @needs_research
-def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_of_its_windows_from_decay():
+def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_no_decay_of_window_biases():
     cost = {}
     for name in ("swin", "swin_mixer"):
         cfg = load_config(f"upernet_{name}_nano_camvid")
@@ -253,7 +253,7 @@ def test_swin_mixer_config_has_the_cost_of_the_nano_swin_and_spares_the_biases_o
     assert not any(block.spatial_mlp.top for stage in build_on_meta(still).backbone.stages for block in stage.blocks)
 
 
-def test_windows_of_the_swin_v2_config_are_those_of_its_weights():
+def test_windows_of_the_swin_v2_config_match_its_weights():
     cfg = load_config(REPO / "configs/cascade_swinv2_t_coco.py")
     stages = build_on_meta(cfg).backbone.stages
     specs = [block.spec for stage in stages for block in stage.blocks]

@@ -279,7 +279,7 @@ def texts(path):
             yield node.value
 
 
-def test_messages_of_the_troubleshooting_page_are_those_of_the_code():
+def test_messages_of_the_troubleshooting_page_are_in_the_code():
     ours = (REPO / "docs/troubleshooting.md").read_text().split("\n## ")[1]
     messages = re.findall(r"^### `(.+)`$", ours, re.M)
     assert len(messages) > 10
@@ -330,7 +330,7 @@ OF_EXTENSIONS = {family for extension in seams.extensions().values() for family 
 OWN_NAMING = {family: naming for family, naming in NAMING.items() if family not in OF_EXTENSIONS}
 
 
-def test_naming_schemes_of_the_docs_are_those_of_the_code():
+def test_naming_schemes_of_the_docs_match_the_code():
     table = rows("docs/model-zoo.md", "Naming schemes")
     named = {cells[0].split("`")[1]: re.findall(r"`(\w+)`", cells[1]) for cells in table}
     assert {family: {*names} for family, names in named.items()} == {
@@ -348,7 +348,7 @@ def test_every_scheme_is_in_the_parity_table_or_named_as_absent():
         assert scheme == "vitdense" or f"`{scheme}` of `{family}`" in page.read_text(), (family, scheme)
 
 
-def test_options_of_the_docs_are_those_of_init_cfg():
+def test_options_of_the_docs_match_init_cfg():
     assert {cells[0].strip("`") for cells in rows("docs/python.md", "Options")} == {
         *inspect.signature(load_pretrained).parameters
     } - {"model", "checkpoint", "allow"}

@@ -44,7 +44,7 @@ def test_rows_of_dinov2_agree_with_timm_on_the_authors_files(name):
     assert (row.licence.lower(), row.patch_size, row.gate) == (theirs.license, 14, None)
 
 
-def test_gated_rows_name_their_page_and_patches_are_those_of_the_arch():
+def test_gated_rows_name_their_page_and_patches_match_the_arch():
     assert {row.model.split("_")[0] for row in MODELS.values() if row.gate} == {"dinov3"}
     assert {MODELS[f"dinov3_large.fb_{data}"].mean for data in ("lvd1689m", "sat493m")} == {
         (0.485, 0.456, 0.406),
@@ -90,7 +90,7 @@ def test_a_model_is_its_first_row_and_a_short_name_its_long_one():
     assert list_models() == list(MODELS)
 
 
-def test_the_windows_of_a_row_are_those_of_its_name():
+def test_the_windows_of_a_row_match_its_name():
     for name, row in MODELS.items():
         if row.family == "SwinV2" and row.weights:
             window = int(re.search(r"_w(\d+)", name)[1])
@@ -123,7 +123,7 @@ def test_create_loads_and_is_ready_to_evaluate(tmp_path):
         ("mvitv2_large.fb_in1k", "mvitv2_large_mlp.fb_in1k"),
     ],
 )
-def test_names_of_timm_are_those_of_the_table(timm, ours):
+def test_names_of_timm_are_in_the_table(timm, ours):
     assert find_model(timm) is MODELS[ours]
 
 
@@ -146,7 +146,7 @@ def test_only_models_with_weights_are_listed():
     assert all(MODELS[name].weights for name in list_models(pretrained=True))
 
 
-def test_options_override_those_of_the_row():
+def test_options_override_the_row():
     with torch.device("meta"):
         assert create("swinv2_tiny_w16.ms_in1k", window_size=12).stages[0].blocks[0].spec.window == (12, 12)
 

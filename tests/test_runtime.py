@@ -123,7 +123,7 @@ def queries():
     return classes, large, logits_of
 
 
-def test_instances_are_those_of_mmdets_fusion_head(queries):
+def test_instances_equal_mmdets_fusion_head(queries):
     classes, large, logits_of = queries
     from mmdet.models.seg_heads import MaskFormerFusionHead
 
@@ -141,7 +141,7 @@ def test_instances_are_those_of_mmdets_fusion_head(queries):
 
 
 @pytest.mark.parametrize(("iou", "within"), [(0.1, False), (0.2, True)])
-def test_segments_are_those_of_mmdets_fusion_head(queries, iou, within):
+def test_segments_equal_mmdets_fusion_head(queries, iou, within):
     from mmdet.models.seg_heads import MaskFormerFusionHead
 
     classes, large, logits_of = queries

@@ -98,7 +98,7 @@ def unusual(weight):
 
 
 @pytest.mark.parametrize("is_own", [False, True])
-def test_tensors_of_a_file_are_taken_and_those_of_a_caller_copied(is_own):
+def test_tensors_of_a_file_are_taken_and_a_callers_copied(is_own):
     state = swin().state_dict()
     assert len(memory(filled(state, is_own=is_own)) & {x.data_ptr() for x in state.values()}) == is_own * len(state)
 
@@ -132,7 +132,7 @@ LACKS = {  # what a file may lack, and the options that a model has it by
 
 
 @pytest.mark.parametrize("what", LACKS)
-def test_what_a_file_lacks_is_made_as_by_the_constructor(what):
+def test_tensors_missing_in_a_file_are_made_as_by_the_constructor(what):
     options, pattern = LACKS[what]
     arch = {"embed_dims": 64, "depth": 1, "num_heads": 1, **options.get("arch", {})}
     want = ViT(**{"pretrain_img_size": 64, "out_indices": (0,), **options, "arch": arch})

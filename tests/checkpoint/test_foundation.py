@@ -181,7 +181,7 @@ def test_pyramid_of_an_eva02_detector_equals_the_golden_file(golden_file):
 
 
 @pytest.mark.parametrize("options", [{"window_size": 5}, {"global_indices": [3]}])
-def test_other_windows_than_those_of_an_eva02_detector_are_refused(options, golden_file):
+def test_other_windows_than_an_eva02_detectors_are_refused(options, golden_file):
     model, state, _ = golden_model("eva02_det", golden_file)
     theirs = {"window_size": 4, "global_indices": [1, 3], "pretrain_img_size": 96}
     other = ViT(asdict(model.arch), **{**theirs, **options})

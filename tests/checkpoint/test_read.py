@@ -795,7 +795,7 @@ class TestTimmViTs:
             ({"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)}, {"norm_eps": 1e-5}),
         ],
     )
-    def test_parts_without_parameters_must_be_those_of_the_model(self, options, part, monkeypatch):
+    def test_parts_without_parameters_must_match_the_model(self, options, part, monkeypatch):
         timm = pytest.importorskip("timm")
         model = timm.models.vision_transformer.VisionTransformer(**{**SMALL, **options})
         monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())

@@ -130,7 +130,7 @@ def test_boxes_are_in_pixels_of_the_photo(dtype, tmp_path):
     assert names == ["scores", "boxes", "labels"]
 
 
-def test_sizes_are_those_of_the_runtime_and_other_outputs_stay():
+def test_sizes_match_the_runtime_and_other_outputs_are_kept():
     from vitdense.export.preprocessing import of_photos
 
     rule = {"scale": [133, 80], "keep_ratio": True}

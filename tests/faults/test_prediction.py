@@ -74,7 +74,7 @@ ODD = {  # name, how it is made, whether it is predicted; the short side of a st
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_an_odd_image_costs_itself_at_most(checkpoint, photos, kind, tmp_path):
+def test_an_odd_image_fails_alone_or_is_predicted(checkpoint, photos, kind, tmp_path):
     name, make, fine = ODD[kind]
     make(photos / name)
     failed, pictures, ids = run(checkpoint, [photos], tmp_path / "out")

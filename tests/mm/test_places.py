@@ -131,7 +131,7 @@ def test_losses_of_boxes_equal_float32(name, tmp_path):
     torch.testing.assert_close(*([losses[key] for key in keys] for losses in (half, full)), atol=1e-5, rtol=1e-4)
 
 
-def test_features_equal_those_of_float32_rois(tmp_path):
+def test_features_equal_float32_rois(tmp_path):
     extractor = detector("cascade_rcnn_swin_nano_shapes", tmp_path).roi_head.bbox_roi_extractor[0]
     sizes = [[side // stride for side in PADDED] for stride in (4, 8, 16, 32)]
     maps = [torch.randn(1, extractor.out_channels, *size).bfloat16() for size in sizes]

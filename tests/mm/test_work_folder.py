@@ -111,7 +111,7 @@ def test_what_last_checkpoint_does_not_say_the_numbers_do(folder, noted):
 
 
 @pytest.mark.parametrize("noted", ["{}/iter_9.pth", "work_dirs/old/iter_9.pth", r"C:\runs\iter_9.pth", "iter_9.pth\n"])
-def test_last_checkpoint_names_a_file_of_its_own_folder(folder, tmp_path, monkeypatch, noted):
+def test_last_checkpoint_names_a_file_in_the_folder(folder, tmp_path, monkeypatch, noted):
     (folder.path / "last_checkpoint").write_text(noted.format(folder.path))
     copy = tmp_path / "ein Ordner, ä"
     shutil.copytree(folder.path, copy)

@@ -71,12 +71,12 @@ def test_one_program_serves_all_sizes_and_batches(make):
 @pytest.mark.slow
 def test_low_rank_updates(tmp_path):
     make = replace(BACKBONES["vit"], options={**BACKBONES["vit"].options, "finetune": "lora"})
-    test_onnx_and_the_program_equal_the_model_at_sizes_and_batches_of_their_own(make, tmp_path)
+    test_onnx_and_the_program_equal_the_model_at_other_sizes_and_batches(make, tmp_path)
 
 
 @every_quick
 @pytest.mark.long
-def test_onnx_and_the_program_equal_the_model_at_sizes_and_batches_of_their_own(make, tmp_path):
+def test_onnx_and_the_program_equal_the_model_at_other_sizes_and_batches(make, tmp_path):
     model = with_random_norms(make.shallow()()).eval()  # equal norms of one map would become one
     path = tmp_path / "model.onnx"
     exported = export_program(model, torch.randn(EXAMPLE))

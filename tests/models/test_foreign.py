@@ -66,7 +66,7 @@ def test_every_map_reacts_where_the_image_changed(name):
 
 @every
 @torch.no_grad()
-def test_maps_are_those_of_timm_at_its_own_size(name):
+def test_maps_equal_timm_at_its_own_size(name):
     model, theirs = with_noise(TimmTrunk(name)), timm.create_model(name, num_classes=0).eval()
     theirs.load_state_dict(model.trunk.state_dict())
     image = torch.randn(1, *timm.get_pretrained_cfg(name).input_size)
@@ -146,7 +146,7 @@ def test_a_file_of_timm_and_a_file_of_ours_load_exactly(name, tmp_path):
 
 
 @few
-def test_statistics_and_licence_are_those_that_timm_states(name):
+def test_statistics_and_licence_match_timm(name):
     row, cfg = find_model(f"timm://{name}"), timm.get_pretrained_cfg(name)
     assert (row.mean, row.std, row.licence) == (cfg.mean, cfg.std, cfg.license)
     assert vitdense.create(f"timm://{name}").cfg.mean == cfg.mean

@@ -245,7 +245,7 @@ def test_plan_of_v1_is_the_authors_config(arch):
     assert [s.num_heads for s in specs] == [1] + [2] * 2 + [4] * 11 + [8] * 2
 
 
-def test_convolutions_of_v1_are_those_of_the_authors_config():
+def test_convolutions_of_v1_match_the_authors_config():
     """All 16 blocks pool keys and values, and three pool queries, each with a norm."""
     with torch.device("meta"):
         blocks = [block for stage in MViT("v1_base").stages for block in stage.blocks]

@@ -26,7 +26,7 @@ def sync_debug_mode():
 
 
 @every
-def test_maps_and_gradients_are_those_of_a_cpu(make):
+def test_maps_and_gradients_equal_a_cpu(make):
     model = with_fixed_statistics(make())
     on_gpu = copy.deepcopy(model).cuda()
     for size in SIZES:

@@ -44,7 +44,7 @@ def test_maps_equal_torchvisions_to_the_bit(bottleneck):
 
 
 @pytest.mark.parametrize("name", RESNET)
-def test_totals_are_those_that_torchvision_publishes(name):
+def test_totals_match_torchvision(name):
     published = torchvision_models.get_model_weights(name).IMAGENET1K_V1.meta
     with torch.device("meta"), torch.no_grad():
         model, classifier = ResNet(name).eval(), nn.Linear(RESNET[name].dims[-1], 1000)

@@ -121,7 +121,7 @@ def test_invalid_arguments_name_the_argument(options, message):
         ("swinv2_tiny_window16_256", 256, 16, {"pretrained_window_sizes": (16, 16, 16, 8)}),
     ],
 )
-def test_classifier_windows_are_those_of_timm(name, image, window, options):
+def test_classifier_windows_equal_timm(name, image, window, options):
     sizes = {"embed_dim": 16, "depths": NANO["depths"], "num_heads": NANO["num_heads"]}
     theirs = timm.create_model(name, img_size=image, num_classes=0, **sizes).eval()
     for parameter in theirs.parameters():

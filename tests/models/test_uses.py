@@ -40,7 +40,7 @@ def loss(model, x):
 
 @every
 @pytest.mark.long
-def test_gradients_by_torch_func_are_those_of_autograd(make, monkeypatch):
+def test_gradients_by_torch_func_equal_autograd(make, monkeypatch):
     """Also through the activations that other devices recompute."""
     monkeypatch.setattr(blocks, "RECOMPUTES_ON_CPU", True)
     model, x = random_model(make), torch.randn(2, 3, 40, 56)

@@ -142,7 +142,7 @@ def test_windows_padded_after_qkv_have_keys_and_values_of_zero():
     torch.testing.assert_close(got, attn.proj(want[:, :3, :5].flatten(1, 2)))
 
 
-def test_a_vit_without_class_token_ignores_that_of_a_checkpoint():
+def test_a_vit_without_class_token_ignores_the_checkpoints():
     whole = ViT(NANO, pretrain_img_size=64, out_norm="none").eval()
     model = ViT(NANO, pretrain_img_size=64, out_norm="none", class_token=False).eval()
     report = load_pretrained(model, whole.state_dict())

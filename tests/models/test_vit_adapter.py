@@ -304,7 +304,7 @@ def test_checkpointing_changes_nothing(of_trunk):
         torch.testing.assert_close(q.grad, p.grad, msg=name)
 
 
-def test_layers_for_decay_are_those_of_the_trunk():
+def test_layers_for_decay_are_the_trunks():
     from vitdense.mm.train.optim import layer_factors
 
     model = adapter()
@@ -436,7 +436,7 @@ def test_options_that_do_not_fit(trunk, options, match):
         ViTAdapter(trunk, **ADAPTER | options)
 
 
-def test_image_channels_are_those_of_the_trunk():
+def test_image_channels_match_the_trunk():
     model = adapter({**TRUNK, "in_channels": 5}).eval()
     with torch.no_grad():
         assert len(model(torch.randn(1, 5, 32, 32))) == 4

@@ -122,7 +122,7 @@ ROIS = torch.tensor([[0.0, 0, 0, 4, 4]])
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_op_without_stand_in_names_itself_and_the_build_command(mm, op, call):
+def test_an_op_without_stand_in_is_named_with_the_build_command(mm, op, call):
     with pytest.raises(OpNotAvailableError) as error:
         call(mm)
     assert op in str(error.value)

@@ -170,7 +170,7 @@ def test_resize_is_bicubic_in_outputs_and_inputs(size):
         assert relative_error(mix_tokens(mlp, x, windows), want) < 1e-6
 
 
-def test_a_linear_layer_resizes_as_that_of_a_window():
+def test_a_linear_layer_resizes_as_its_window():
     """The rule of Swin-Mixer's windows, which their loader applies to the weights."""
     layer, x = randomise(nn.Linear(24, 24)), torch.randn(1, 7, 5, 3)
     weight = resize_window_linear(layer.weight.view(1, 4, 6, 4, 6), (7, 5)).view(35, 35)

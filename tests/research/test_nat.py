@@ -166,7 +166,7 @@ def test_names_convert_both_ways(output_norms):
     assert all(torch.equal(back[key], value) for key, value in file.items())
 
 
-def test_offsets_are_those_of_the_query_from_the_key():
+def test_offsets_are_query_minus_key():
     """The authors count the other way round: a table is turned by half a turn."""
     state = official(ARCH, kernel=3)
     key = "levels.0.blocks.0.attn.rpb"

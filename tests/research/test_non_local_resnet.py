@@ -94,7 +94,7 @@ def test_norms_keep_their_statistics_where_they_should(norm_eval):
     assert not any(p.requires_grad for p in model.layer1.attn.parameters())
 
 
-def test_every_parameter_is_in_one_layer_and_attention_in_that_of_its_block():
+def test_every_parameter_is_in_one_layer_and_attention_with_its_block():
     model = NonLocalResNet(NANO, attention=ONE, out_indices=(0, 2))
     layers = [{id(p) for module in modules for p in module.parameters()} for modules in model.layers()]
     assert len(layers) == 1 + 1 + 2 + 3

@@ -49,7 +49,7 @@ def test_level_of_a_box_follows_its_size(size, stride):
     assert points[assigned == 1, 2].tolist() == [stride]
 
 
-def test_first_boxes_equal_those_of_the_point_assigner():
+def test_first_boxes_equal_the_point_assigner():
     points, _, inside = grid(256, 384)
     boxes = random_boxes(40, 256, 384)
     gt = InstanceData(bboxes=boxes, labels=torch.zeros(40, dtype=torch.long))
@@ -70,7 +70,7 @@ def predictions(points, seed=0):
     return points[:, :2].repeat(1, 2) + corners * points[:, 2:3]
 
 
-def test_refined_boxes_equal_those_of_atss():
+def test_refined_boxes_equal_atss():
     points, counts, inside = grid(256, 384)
     boxes, predicted = random_boxes(12, 256, 384), predictions(points)
     gt = InstanceData(bboxes=boxes, labels=torch.zeros(12, dtype=torch.long))

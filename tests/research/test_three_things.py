@@ -26,7 +26,7 @@ def test_a_parallel_block_is_the_definition(size, window, table, layer_scale, pa
     assert_block_is_the_definition(lambda spec: ParallelBlock(spec, 2.0, parallel), layer_scale, size, window, table)
 
 
-def test_parallel_branches_are_dropped_each_on_its_own():
+def test_parallel_branches_are_dropped_independently():
     torch.manual_seed(0)
     spec = BlockSpec(ViTArch(8, 1, 2), drop_path=0.5)
     block = ParallelBlock(spec, 2.0, 2).train()

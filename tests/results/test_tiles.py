@@ -230,7 +230,7 @@ def test_tiles_of_an_own_function(form, batch_size):
     assert {one["category_id"] for one in result.to_coco()} == {1}
 
 
-def test_wrong_results_of_a_function_of_ones_own():
+def test_wrong_results_of_an_own_function_are_refused():
     image, none = np.zeros((*SIZE, 3), np.uint8), Output(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int))
     box = (np.array([(2, 2, 9, 9)]), np.array([0.5]), np.array([0]))
     some = (*box, np.ones((1, SIDE, SIDE), bool))

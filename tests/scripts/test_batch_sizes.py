@@ -27,7 +27,7 @@ def test_a_seed_draws_the_same_batches_and_fewer_steps_the_first_of_them(shapes)
 
 
 @pytest.mark.long
-def test_batches_are_those_of_the_config(shapes):
+def test_batches_follow_the_config(shapes):
     """Multiples of 32 from the shortest side on, up to the longest; both orientations; nearly every size is new."""
     assert all(batch == 2 and h % 32 == w % 32 == 0 for batch, h, w in shapes)
     assert all(min(h, w) >= 480 and max(h, w) <= 1344 for _, h, w in shapes)
@@ -45,7 +45,7 @@ def test_padding_equals_the_data_preprocessor():
         assert batch_sizes.padded(sizes, cfg.model.data_preprocessor.pad_size_divisor) == (shape[0], *shape[2:])
 
 
-def test_sizes_are_those_of_coco(shared_data):
+def test_sizes_match_coco(shared_data):
     files = [shared_data / f"coco/annotations/instances_{split}2017.json" for split in ("train", "val")]
     images = [image for file in files for image in json.loads(file.read_text())["images"]]
     assert batch_sizes.size_counts() == Counter((image["height"], image["width"]) for image in images)

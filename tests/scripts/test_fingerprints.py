@@ -34,7 +34,7 @@ def files(tmp_path_factory):
     return folder / "image.png", folder / "timm.pth", torch.stack((tokens[0, :5], tokens[5, :5]))
 
 
-def test_features_are_those_of_timm_after_the_published_preprocessing(files):
+def test_features_equal_timm_after_the_published_preprocessing(files):
     image, weights, expected = files
     torch.testing.assert_close(fingerprints.features(NAME, weights, image), expected, atol=1e-5, rtol=1e-5)
 

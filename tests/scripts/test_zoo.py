@@ -36,7 +36,7 @@ def numbers(text):
 
 
 @needs_research
-def test_tables_are_those_of_the_model_table_and_the_metafile():
+def test_tables_match_the_model_table_and_the_metafile():
     assert zoo.filled(PAGE, zoo.tables(shown_backbone, shown_recipe)) == PAGE, "run `make zoo`"
 
 

@@ -123,7 +123,7 @@ def test_table_of_counts(monkeypatch, capsys):
     assert lines[-1].split() == ["aten.mm", "1,200", "calls", "3.000", "GB", "75.0%"]
 
 
-def test_model_that_does_not_run_in_bfloat16_is_told():
+def test_a_model_that_cannot_run_in_bfloat16_has_no_counts():
     class Masked(torch.nn.Linear):
         def forward(self, x):
             return [super().forward(x[..., :4]).float() @ self.weight]

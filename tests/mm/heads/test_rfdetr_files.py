@@ -60,7 +60,7 @@ def test_a_model_by_its_name(file, monkeypatch):
     assert (found.boxes[:, 2:] <= (120, 90)).all()
 
 
-def test_every_size_has_a_file_of_its_own():
+def test_every_size_has_its_own_file():
     rows = [find_published(name) for name in list_published() if name.startswith("rfdetr_")]
     assert len({row.address for row in rows}) == len(rows) == 11
     for row in rows:

@@ -165,7 +165,7 @@ def test_other_classes_load_with_the_printed_option_and_only_their_layers_stay_f
 
 
 @pytest.mark.parametrize("classes", [3, 8], ids=["other heads too", "backbone alone"])
-def test_another_backbone_is_named_and_no_option_is_printed(classes):
+def test_another_backbone_is_named_without_printing_options(classes):
     checkpoint = {"state_dict": nano(8, "atss_swin_nano_shapes").state_dict()}
     model, arch = (
         nano(classes, "atss_swin_nano_shapes"),

@@ -135,7 +135,7 @@ def test_predictions_are_written_in_coco_format_also_if_there_are_none(kind, noi
 
 
 @both
-def test_subset_is_evaluated_on_its_own_images(kind, ground_truth):
+def test_a_subset_is_evaluated_on_its_images(kind, ground_truth):
     """Perfect predictions on two of six images have AP 1, not 1/3."""
     assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
 

@@ -54,7 +54,7 @@ def model(logits=None, **options):
 
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("kind", ["none", "soft", "hard"])
-def test_losses_and_gradients_are_those_of_the_authors(golden_file, base, kind):
+def test_losses_and_gradients_equal_the_authors(golden_file, base, kind):
     _, golden = golden_file("deit_distillation_loss")
     options, targets = BASES[base]
     targets = golden[targets]
@@ -128,7 +128,7 @@ def test_targets_of_mixup_are_smoothed_only_for_cross_entropy(base, smoothing):
     assert model(base=base, mixup={"mixup_alpha": 0.8}).mixup.label_smoothing == smoothing
 
 
-def test_without_teacher_the_loss_is_that_of_the_labels():
+def test_without_teacher_the_loss_uses_only_labels():
     ours, x = model(base="bce"), torch.randn(3, 3, 32, 32)
     with torch.no_grad():
         (cls, dist), losses = ours.logits(x), ours(x, samples([0, 1, 4]), mode="loss")
@@ -226,7 +226,7 @@ def test_teacher_loads_its_weights_with_the_model(monkeypatch):
     assert calls == [1]
 
 
-def test_teacher_of_timm_brings_its_statistics(monkeypatch):
+def test_teacher_of_timm_has_its_own_statistics(monkeypatch):
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     weights, read = Teacher(name).model.state_dict(), []
     monkeypatch.setattr("vitdense.checkpoint.read.fetch", lambda address, *_: read.append(address) or weights)
