@@ -42,7 +42,7 @@ RUN_long = $(PYTEST) $(WATCHED) -m 'long and $(UNMARKED)' $(call MARKED,long)
 RUN_commands = $(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
 # What the pages, the notebook and the gallery show: about five minutes.
 RUN_docs = $(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow' $(call MARKED,docs)
-# Options in pairs, each row a training, a test, predictions and an export: some ten minutes.
+# Options in pairs, each row a training, a test, predictions and an export: half an hour, run by hand.
 RUN_pairs = $(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
 # What takes minutes, or repeats a proof for other models: an hour.
 RUN_slow = $(PYTEST) -m slow

@@ -26,7 +26,8 @@ class _Shown:
     """A text stream that goes on to the null device once a write fails."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 -- None where the process was started without one
+        # None where the process was started without one.
+        self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         if hasattr(stream, "reconfigure"):
             self._try(partial(stream.reconfigure, errors="backslashreplace"))  # for characters that the encoding lacks
 
