@@ -34,13 +34,13 @@ MARKED = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
 EXAMPLES ?= 1000
 WHAT ?= quick
 UNMARKED := not slow and not docs and not commands and not pairs
-# Neither a network nor a GPU: at most eight minutes on two CPU cores.
+# Neither a network nor a GPU: some 900 seconds of CPU.
 RUN_quick = $(PYTEST) $(WATCHED) -m 'not long and $(UNMARKED)' $(LONGEST) $(OTHERS)
 # The tests of the same kind that take longer, one by one.
 RUN_long = $(PYTEST) $(WATCHED) -m 'long and $(UNMARKED)' $(call MARKED,long)
-# The commands as users start them, also in several processes: some five minutes.
+# The commands as users start them, also in several processes: some ten minutes.
 RUN_commands = $(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
-# What the pages, the notebook and the gallery show: about five minutes.
+# What the pages, the notebook and the gallery show: about ten minutes.
 RUN_docs = $(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow' $(call MARKED,docs)
 # Options in pairs, each row a training, a test, predictions and an export: half an hour, run by hand.
 RUN_pairs = $(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs

@@ -59,5 +59,6 @@ def in_utf8() -> None:
     """
     if sys.flags.utf8_mode or lookup(getpreferredencoding(False)).name == "utf-8":
         return
-    os.environ.setdefault("PYTHONIOENCODING", f"{sys.stdout.encoding}:backslashreplace")
+    encoding = getattr(sys.stdout, "encoding", "utf-8")  # None where the process was started without stdout
+    os.environ.setdefault("PYTHONIOENCODING", f"{encoding}:backslashreplace")
     os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
