@@ -71,7 +71,9 @@ def options_of(command: str) -> list[ModuleType]:
       ``model`` and ``cfg`` of an export; ``cfg``, ``faults`` and ``sets`` of a check; ``model`` and ``checkpoint`` of
       ``load``, which has no ``args``;
     - ``look(dataset, where)``: gets a copy of the training data that a check has built, and yields faults;
-    - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None.
+    - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None;
+    - ``forms()`` and ``finder(model)``, for ``export``: replacements of modules by their classes, and a
+      `vitdense.mm.export.detectors.Finder`, or None; see there.
     """
     modules = [extension.options.get(command) for extension in extensions().values()]
     return [import_module(module) for module in modules if module]

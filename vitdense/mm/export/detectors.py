@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from mmcv.ops import MultiScaleDeformableAttention
 from mmdet.models.dense_heads import RPNHead
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
-from mmdet.models.detectors import DINO, SparseRCNN
-from mmdet.models.layers import MSDeformAttnPixelDecoder
+from mmdet.models.detectors import SparseRCNN
 from mmdet.models.roi_heads import CascadeRoIHead, SparseRoIHead, StandardRoIHead
 from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
@@ -20,8 +18,8 @@ from torch import Tensor, nn
 
 from vitdense.export.select import Found, FoundKeypoints, best, clip, corners, pack, sides, suppress, take
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.transformers import FixedDeformableAttention, FixedPixelDecoder, of_dino
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
+from vitdense.seams import ask
 
 # Pairs of a box and a class per image that enter the last NMS; mmdet takes all above `score_thr`.
 CANDIDATES = 2000
@@ -29,9 +27,10 @@ CANDIDATES = 2000
 
 def fix(model: nn.Module) -> None:
     """Replace modules of mm whose shapes depend on values of tensors. May be called twice."""
+    forms = {SingleRoIExtractor: FixedRoIExtractor, **(ask("export", "forms") or {})}
     for module in list(model.modules()):
         for name, child in module.named_children():
-            for kind, fixed in FIXED.items():
+            for kind, fixed in forms.items():
                 if isinstance(child, kind) and not isinstance(module, fixed):
                     setattr(module, name, fixed(child).train(child.training))
 
@@ -52,8 +51,8 @@ Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], Objects]
 
 def finder(model: nn.Module) -> Finder:
     """A function from (model, maps, size of the image) to objects and masks; a ConfigError for an unknown head."""
-    if type(model) is DINO and model.bbox_head.loss_cls.use_sigmoid and model.data_preprocessor.pad_size_divisor == 1:
-        return of_dino
+    if found := ask("export", "finder", model):
+        return found
     roi_head, dense = getattr(model, "roi_head", None), getattr(model, "bbox_head", None)
     if isinstance(model, SparseRCNN) and type(roi_head) is SparseRoIHead and not roi_head.with_mask:
         return _of_sparse
@@ -246,10 +245,3 @@ class FixedRoIExtractor(nn.Module):
             part = torch.where(here[..., None, None], part, 0.0)
             total = part if total is None else total + part
         return total.to(maps[0].dtype)
-
-
-FIXED = {
-    SingleRoIExtractor: FixedRoIExtractor,
-    MultiScaleDeformableAttention: FixedDeformableAttention,
-    MSDeformAttnPixelDecoder: FixedPixelDecoder,
-}

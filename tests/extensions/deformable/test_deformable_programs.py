@@ -1,8 +1,9 @@
-"""DINO and Mask2Former as programs. DINO's objects: `test_whole_detectors.py`."""
+"""DINO and Mask2Former as programs."""
 
 import pytest
 import torch
 from mmcv.ops import MultiScaleDeformableAttention
+from random_detector import assert_finds_as_predict
 from torch import nn
 
 from vitdense.export.onnx import save_onnx
@@ -28,6 +29,11 @@ def built(name):
     if name == "dino":
         nn.init.normal_(model.level_embed)  # until its weights are initialised, mmdet leaves it as memory was
     return model
+
+
+@pytest.mark.long
+def test_dino_finds_as_predict():
+    assert_finds_as_predict(built("dino"))
 
 
 def test_mask2former_without_sizes_in_tensors():

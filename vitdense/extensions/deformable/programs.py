@@ -149,3 +149,6 @@ def _start(model: nn.Module, memory: Tensor, centres: Sequence[Tensor]) -> tuple
     scores = head.cls_branches[stage](x).amax(-1)  # [B, N]
     _, index = highest(scores, model.num_queries)  # [B, Q]
     return model.query_embedding.weight.expand(boxes.shape[0], -1, -1), take(boxes, index).sigmoid()
+
+
+FORMS = {MultiScaleDeformableAttention: FixedDeformableAttention, MSDeformAttnPixelDecoder: FixedPixelDecoder}
