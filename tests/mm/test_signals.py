@@ -10,8 +10,17 @@ import pytest
 import torch
 
 pytest.importorskip("mmengine")
+from vitdense.mm import processes
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.processes import LAUNCHERS, STOPS, StopSignal, find_launcher, handling_stops, stop_at_once
+from vitdense.mm.processes import (
+    OF_TORCHRUN,
+    STOPS,
+    StopSignal,
+    connect,
+    find_launcher,
+    handling_stops,
+    stop_at_once,
+)
 
 
 @pytest.mark.parametrize("number", STOPS)
@@ -72,54 +81,39 @@ def test_other_threads_do_not_handle_signals():
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """Sets what a launcher tells process 1 of 2."""
-
-    def start(name):
-        rank, size, *others = LAUNCHERS[name].numbers
-        values = {rank: "1", size: "2", **dict.fromkeys(others, "0"), **dict.fromkeys(LAUNCHERS[name].texts, "host")}
-        for variable, value in values.items():
-            monkeypatch.setenv(variable, value)
-        return values
-
-    for launcher in LAUNCHERS.values():
-        for variable in (*launcher.numbers, *launcher.texts):
-            monkeypatch.delenv(variable, raising=False)
-    return start
+def _started(monkeypatch):
+    """What torchrun tells process 1 of 2."""
+    for variable in OF_TORCHRUN:
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
 
 
-@pytest.mark.parametrize("launcher", ["pytorch", "mpi"])
-def test_more_processes_than_gpus_are_refused(started, monkeypatch, launcher):
-    local = next(variable for variable in started(launcher) if variable.endswith("LOCAL_RANK"))
-    monkeypatch.setenv(local, "1")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert find_launcher(launcher) == launcher
+@pytest.mark.usefixtures("_started")
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    for gpus in (0, 2):  # without GPUs the processes are on CPUs
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert find_launcher("pytorch") == "pytorch"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=rf"{local}: got 1, expected less than the 1 GPUs"):
-        find_launcher(launcher)
+    with pytest.raises(ConfigError, match="LOCAL_RANK: got 1, expected less than the 1 GPUs"):
+        find_launcher("pytorch")
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_launchers_that_did_not_start_this_process_name_the_variable(started, monkeypatch, launcher):
-    variables = started(launcher)
-    assert find_launcher(launcher) == launcher
-    for variable in variables:
+@pytest.mark.usefixtures("_started")
+def test_torchrun_is_understood_and_its_missing_variables_are_named(monkeypatch):
+    assert find_launcher("none") == find_launcher("pytorch") == "pytorch"
+    for variable in OF_TORCHRUN:
         with monkeypatch.context() as patch:
             patch.delenv(variable)
             with pytest.raises(ConfigError, match=rf"{variable} is not set"):
-                find_launcher(launcher)
-    rank, *_ = LAUNCHERS[launcher].numbers
-    monkeypatch.setenv(rank, "abc")
-    with pytest.raises(ConfigError, match=f"{rank}: got 'abc'"):
-        find_launcher(launcher)
-
-
-def test_torchrun_is_understood(started, monkeypatch):
-    assert find_launcher("none") == "none"
+                find_launcher("pytorch")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert find_launcher("none") == "none"
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="RANK, LOCAL_RANK, MASTER_PORT, MASTER_ADDR is not set"):
-        find_launcher("none")
-    started("pytorch")
-    assert find_launcher("none") == "pytorch"
+    monkeypatch.delenv("WORLD_SIZE")
+    assert find_launcher("none") == "none"
+
+
+def test_variables_of_other_launchers_are_named(monkeypatch):
+    monkeypatch.setattr(processes, "get_device", lambda: "cuda")
+    monkeypatch.delenv("SLURM_PROCID", raising=False)
+    with pytest.raises(ConfigError, match=r"--launcher slurm.*SLURM_PROCID"):
+        connect("slurm", {})

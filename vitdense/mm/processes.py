@@ -4,9 +4,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from mmengine.device import get_device
@@ -23,53 +23,30 @@ STOPS = tuple(
 )
 
 
-class Launcher(NamedTuple):
-    """The environment variables that a launcher sets for its processes."""
-
-    numbers: tuple[str, ...]  # integers: the rank, the number of processes, and others
-    texts: tuple[str, ...]
-    command: str  # with which users start the processes
-
-
-OF_MPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
-OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
-LAUNCHERS = {
-    "pytorch": Launcher(OF_TORCHRUN, ("MASTER_ADDR",), "torchrun --nproc-per-node N -m vitdense train ..."),
-    "slurm": Launcher(("SLURM_PROCID", "SLURM_NTASKS"), ("SLURM_NODELIST",), "srun vitdense train ..."),
-    "mpi": Launcher(OF_MPI, ("MASTER_ADDR",), "mpirun -x MASTER_ADDR=HOST vitdense train ..."),
-}
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR")  # its environment variables
 
 
 def find_launcher(given: str) -> str:
     """The launcher of this process: the given one, or ``pytorch`` if torchrun has started several processes.
 
-    A missing environment variable, or more processes than GPUs, is a ConfigError.
+    A missing environment variable of torchrun, or more processes than GPUs, is a ConfigError.
     """
-    inferred = given == "none"
-    if inferred and ("WORLD_SIZE" not in os.environ or _number("WORLD_SIZE") == 1):
-        return "none"
-    name = "pytorch" if inferred else given
-    launcher = LAUNCHERS[name]
-    if absent := [variable for variable in (*launcher.numbers, *launcher.texts) if not os.environ.get(variable)]:
-        source = f"WORLD_SIZE is {os.environ['WORLD_SIZE']}" if inferred else f"--launcher {given}"
+    if given == "none" and os.environ.get("WORLD_SIZE", "1") != "1":
+        given = "pytorch"
+    if given != "pytorch":
+        return given
+    if absent := [variable for variable in OF_TORCHRUN if not os.environ.get(variable)]:
         raise ConfigError(
-            f"{source}: {', '.join(absent)} is not set; start the processes by {launcher.command}"
-            + ("; or unset WORLD_SIZE for one process" if inferred else "")
+            f"--launcher pytorch: {', '.join(absent)} is not set; start the processes by torchrun --nproc-per-node N "
+            f"-m vitdense train ..., or unset WORLD_SIZE for one process"
         )
-    gpus = torch.cuda.device_count()
-    for variable, number in zip(launcher.numbers, map(_number, launcher.numbers)):
-        if variable.endswith("LOCAL_RANK") and number >= gpus > 0:
-            raise ConfigError(
-                f"{variable}: got {number}, expected less than the {gpus} GPUs that this machine has or "
-                f"CUDA_VISIBLE_DEVICES names; start as many processes, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
-            )
-    return name
-
-
-def _number(variable: str) -> int:
-    if not (text := os.environ[variable]).isdecimal():
-        raise ConfigError(f"environment variable {variable}: got {text!r}, expected a whole number")
-    return int(text)
+    number, gpus = os.environ["LOCAL_RANK"], torch.cuda.device_count()
+    if int(number) >= gpus > 0:
+        raise ConfigError(
+            f"LOCAL_RANK: got {number}, expected less than the {gpus} GPUs that this machine has or "
+            f"CUDA_VISIBLE_DEVICES names; start as many processes, or set CUDA_VISIBLE_DEVICES= to train on CPUs"
+        )
+    return given
 
 
 class StopSignal(BaseException):
@@ -85,8 +62,8 @@ def stop_at_once(signum: int, frame: Any = None) -> None:
 
 
 @contextmanager
-def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Inside, `handler` gets the signals `STOPS` of this process, and they end forked children.
+def handling_stops(handler: Callable[[int, Any], None], numbers: Sequence[int] = STOPS) -> Iterator[None]:
+    """Inside, `handler` gets these signals of this process, and they end forked children.
 
     An ignored signal, as under nohup, stays ignored. Outside of the main thread nothing changes.
     """
@@ -100,7 +77,7 @@ def handling_stops(handler: Callable[[int, Any], None]) -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in STOPS if is_main}
+    before = {number: signal.getsignal(number) for number in numbers if is_main}
     before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, handle)
@@ -117,7 +94,7 @@ def start_worker(then: Callable[[int], None] | None, worker: int) -> None:
     Only SIGTERM from its parent ends it. After a signal to all processes the parent may load images before it stops,
     and would take a worker that ended first for one that was killed for lack of memory.
     """
-    for number in STOPS[1:]:
+    for number in (signal.SIGINT, *STOPS[1:]):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -138,14 +115,17 @@ def _obey(parent: int) -> None:
 def connect(launcher: str, env: Mapping[str, Any]) -> None:
     """Connect the processes of a run by `find_launcher` and the config's ``env_cfg``, as mmengine's runner would.
 
-    Before that, every process takes itself for the main one. Without a GPU, only torchrun is supported; other launchers
-    are a ConfigError.
+    Before that, every process takes itself for the main one. Other launchers than torchrun without a GPU, or without
+    their environment variables, are a ConfigError.
     """
     if launcher == "none" or is_distributed():
         return
     if get_device() != "cpu":
         set_multi_processing(**env.get("mp_cfg", {}), distributed=True)
-        init_dist(launcher, **env.get("dist_cfg", {}))
+        try:
+            init_dist(launcher, **env.get("dist_cfg", {}))
+        except KeyError as error:
+            raise ConfigError(f"--launcher {launcher}: {error} is not set; start the processes by torchrun") from error
     elif launcher != "pytorch":
         raise ConfigError(f"--launcher {launcher}: needs GPUs, and torch finds none; on CPUs, use torchrun")
     else:

@@ -427,11 +427,11 @@ def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkey
     options = {"optim_wrapper.accumulative_counts": 3, "default_hooks.checkpoint.interval": 2}
     launch.train(make("whole", **options))
     assert checkpoints("whole") == ["iter_3.pth", "iter_6.pth"]
-    monkeypatch.setattr(At, "action", stop)
+    monkeypatch.setattr(At, "action", lambda runner: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit) as end, exit_on_user_error():
         launch.train(make(custom_hooks=[dict(type="GuardsAt", iteration=2)], **options))
-    assert end.value.code == 128 + signal.SIGUSR1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGUSR1 after iteration 3")
+    assert end.value.code == 128 + signal.SIGINT
+    assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGINT after iteration 3")
     launch.train(make(**options), resume="auto")
     assert_ends_as_the_whole_run()
 

@@ -21,7 +21,7 @@ from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import parts
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import unwrapped
-from vitdense.mm.processes import StopSignal, handling_stops
+from vitdense.mm.processes import STOPS, StopSignal, handling_stops
 from vitdense.mm.train.resume import check_steps, place_in, take_raw_weights
 from vitdense.mm.work_folder import WorkFolder
 
@@ -122,7 +122,7 @@ class PlaceHook(Hook):
 
     def after_train(self, runner) -> None:
         if runner.train_loop.stop_training and runner.saved != runner.made:  # before other hooks, as they may fail
-            save(runner)
+            runner.logger.info(f"stopped early, after iteration {runner.made}; saved {save(runner)}")
 
     def before_save_checkpoint(self, runner, checkpoint: dict) -> None:
         meta = checkpoint["meta"]
@@ -167,7 +167,7 @@ def _deciding(hooks: Sequence[Hook]) -> Iterator[tuple[str, Hook]]:
 
 
 class StopHook(Hook):
-    """Save when a signal ends a training."""
+    """Save when Ctrl-C or another signal ends a training."""
 
     priority = "LOWEST"  # after all other hooks of the iteration
 
@@ -177,7 +177,8 @@ class StopHook(Hook):
 
     def before_train(self, runner) -> None:
         # Until now there was nothing to save.
-        runner.ending.enter_context(handling_stops(lambda number, frame: self._receive(runner, number)))
+        signals = (signal.SIGINT, *STOPS)
+        runner.ending.enter_context(handling_stops(lambda number, frame: self._receive(runner, number), signals))
         if runner._resume and _must_validate(runner):
             runner.logger.info(f"the validation after iteration {runner.iter}, which the checkpoint precedes")
             runner.val_loop.run()
@@ -200,6 +201,10 @@ class StopHook(Hook):
     after_val = before_val
 
     def _receive(self, runner, number: int) -> None:
+        if self.received == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT:
+            runner.logger.info("saving a checkpoint after this iteration; Ctrl-C again stops without one")
         self.received = number
         if runner.in_validation and not is_distributed():  # other processes would wait for this one
             self._stop(runner)
