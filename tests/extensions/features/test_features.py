@@ -231,16 +231,20 @@ def test_truncated_damaged_or_foreign_file_is_named_and_not_read(damage, tmp_pat
     assert str(store.path(KEY)) in said.out + said.err
 
 
-def test_damaged_maps_are_made_again(tmp_path):
-    """Also in a training that has computed all that it may."""
+def test_damaged_or_vanished_maps_are_made_again(tmp_path, capsys):
+    """Also in a training that has computed all that it may; a cleaner of temporary files is said."""
     store, image = MapStore(tmp_path, "trunk", "float32"), torch.rand(1, 3, 4, 4)
     cache = FeatureCache(store, tree_structure([image]), expected=1)
-    for damage in (None, "zeros", "last byte"):
-        if damage:
+    for damage in (None, "zeros", "last byte", "vanished"):
+        if damage == "vanished":
+            store.path(input_sha256(image[0])).unlink()
+        elif damage:
             DAMAGES[damage](store, store.path(input_sha256(image[0])))
         (got,) = cache.maps(image, True, lambda x: [2 * x])
         assert got.equal(2 * image)
-    assert cache.computed == 3
+        said = capsys.readouterr()
+        assert ("cleaner" in said.out + said.err) == (damage == "vanished")
+    assert cache.computed == 4
     (store.folder / "00").mkdir(exist_ok=True)
     (store.folder / "00" / f".{'0' * 32}.safetensors").write_bytes(bytes(100))  # of a write that was killed
     assert store.check_room(0, "")[0] == store.path(input_sha256(image[0])).stat().st_size

@@ -8,13 +8,15 @@ as ever. The ``views`` of the sampler make inputs repeat, see `vitdense.mm.data.
 import copy
 import hashlib
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from mmengine.dist import get_world_size
+from mmengine.logging import print_log
 from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
@@ -39,7 +41,7 @@ class FeatureCache:
     Args:
         store: Stores the maps.
         spec: The structure in which the trunk returns them.
-        expected: Most new images of a training; more mean that inputs do not repeat.
+        expected: Most different inputs of a training; more mean that they do not repeat.
 
     Attributes:
         computed: Images that the trunk ran for.
@@ -49,6 +51,8 @@ class FeatureCache:
     def __init__(self, store: MapStore, spec: TreeSpec, expected: int) -> None:
         self.store, self.spec, self.expected = store, spec, expected
         self.computed = self.read = 0
+        self.trained: set[bytes] = set()  # keys of the training
+        self.warned = False
 
     def maps(self, x: Tensor, training: bool, run: Callable[[Tensor], Any]) -> Any:
         """The output of `run` for images ``[B, 3, H, W]``, stored or computed.
@@ -58,15 +62,10 @@ class FeatureCache:
         """
         keys = [input_sha256(image) for image in x]
         found = {key: self.store.read(key) for key in keys}
-        if absent := [key for key, maps in found.items() if maps is None]:
-            new = sum(not self.store.path(key).exists() for key in absent)  # damaged files are not new
-            self.expected -= new * training
-            if self.expected < 0:
-                raise ConfigError(
-                    f"{OPTION}: the trunk got more inputs than the training has images and views, so that they do not "
-                    f"come back: a step of the pipeline or a hook changes them in the course of the training; leave "
-                    f"it out, or train without {OPTION}"
-                )
+        absent = [key for key, maps in found.items() if maps is None]
+        if training:
+            self._count(keys, absent)
+        if absent:
             inputs = x if len(absent) == len(x) else x[[keys.index(key) for key in absent]]
             for key, *maps in zip(absent, *tree_flatten(run(inputs))[0]):
                 found[key] = self.store.pack(maps)
@@ -74,6 +73,24 @@ class FeatureCache:
         self.computed += len(absent)
         self.read += len(x) - len(absent)
         return tree_unflatten(stacked([found[key] for key in keys], x.device), self.spec)
+
+    def _count(self, keys: Sequence[str], absent: Sequence[str]) -> None:
+        gone = (key for key in absent if bytes.fromhex(key) in self.trained and not self.store.path(key).exists())
+        if not self.warned and any(gone):
+            self.warned = True
+            print_log(
+                f"{OPTION}: maps in {self.store.folder} vanished during the training, as by a cleaner of temporary "
+                f"files, and are computed again; name a folder that nothing removes",
+                "current",
+                logging.WARNING,
+            )
+        self.trained.update(map(bytes.fromhex, keys))
+        if len(self.trained) > self.expected:
+            raise ConfigError(
+                f"{OPTION}: the trunk got more inputs than the training has images and views, so that they do not "
+                f"come back: a step of the pipeline or a hook changes them in the course of the training; leave "
+                f"it out, or train without {OPTION}"
+            )
 
 
 class CachedTrunk(nn.Module):
