@@ -1,5 +1,4 @@
 import io
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from PIL import Image, ImageFile
 
 from vitdense.mm.data import images
-from vitdense.mm.data.images import copied, evenly_spaced, examine_images, header_size, read_image_file, read_pixels
+from vitdense.mm.data.images import evenly_spaced, examine_images, header_size, read_image_file, read_pixels
 from vitdense.mm.errors import ConfigError
 
 DRAWN = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8), (32, 24))  # [24, 32, 4]
@@ -173,17 +172,3 @@ def test_description_has_modes_range_and_median(image, tmp_path):
 def test_evenly_spaced_items_have_both_ends():
     assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
     assert evenly_spaced("abc", 4) == evenly_spaced("abc", None) == ["a", "b", "c"]
-
-
-def test_copies_are_found_and_few_files_are_read_whole(tmp_path, monkeypatch):
-    """Files of one size, as of BMP, differ at their ends; two differ only in the middle."""
-    read = []
-    monkeypatch.setattr(images, "sha256_of", lambda path: read.append(path) or Path(path).read_bytes())
-    contents = [bytes([i]) + bytes(20_000) for i in range(40)]
-    contents += [b"same" + bytes(9_000) + middle + bytes(10_996) for middle in (b"a", b"b")]
-    paths = [str(tmp_path / f"{i}.bmp") for i in range(len(contents) + 1)]
-    for path, content in zip(paths, [*contents, contents[3]]):
-        Path(path).write_bytes(content)
-    train, val = [*paths[:20], paths[40], str(tmp_path / "absent.bmp")], [*paths[20:40], *paths[41:]]
-    assert copied(train, val) == [(paths[3], paths[42])]
-    assert sorted(read) == sorted([paths[3], *paths[40:]])

@@ -190,11 +190,6 @@ def absent(name):
     return lambda data: data.files.pop(name)
 
 
-def same_images(data):
-    for i in range(2):
-        data.files[f"val/{i}.jpg"] = data.files[f"train/{i}.jpg"]
-
-
 def shared_file(data):
     data.val = data.train
     data.options = ["--val", "train.json", "--val-images", "train"]
@@ -245,7 +240,6 @@ COCO = {  # change, what is right, words of the message
     "most images without annotations": (train(lambda c: c.update(annotations=c["annotations"][:2])), WARNED, "without"),
     "a validation without annotations": (val(put("annotations", [])), WARNED, "evaluate"),
     "the validation is the training": (shared_file, WARNED, "train"),
-    "images in both, by bytes": (same_images, WARNED, "both"),
     "16 bits": (image("train/0.jpg", encoded(np.full((H, W), 4000, np.uint16))), WARNED, "8 bits"),
     # What is refused
     "UTF-16": (raw(lambda text: text.encode("utf-16")), REFUSED, "train.json"),

@@ -16,12 +16,10 @@ from vitdense.mm.config.query import as_list, class_heads, nodes
 from vitdense.mm.data.classes import alike, names_faults
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.faults import Fault, Faults, caught
-from vitdense.mm.data.images import copied, evenly_spaced
 from vitdense.mm.errors import ConfigError, join_some
 
 ABSENT = "label some, or leave the names out of the classes"
 FEW = 50  # least objects of a class: with 50, a share has a sampling error of 14 points (95 %)
-SAMPLE = 20_000  # images of each split that are searched for copies
 
 
 def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
@@ -155,16 +153,12 @@ def images(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def overlap(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
-    """Training and validation share no image, by path or, for a sample, by content."""
+    """Training and validation share no image file."""
     of: dict[str, set[str]] = {"train": set(), "val": set()}
     for one in (one for one in _readable(sets) if one.name in of):
         of[one.name] |= set(map(os.path.abspath, one.image_paths))
     if same := sorted(of["train"] & of["val"]):
         yield Fault("images are in training and validation both", "val_dataloader", tuple(same), grave=False)
-    others = (evenly_spaced(sorted(paths - {*same}), SAMPLE) for paths in of.values())
-    if copies := copied(*others):
-        what = "images are in training and validation both, as copies by their bytes"
-        yield Fault(what, "val_dataloader", tuple(f"{b} ({a})" for a, b in copies), grave=False)
 
 
 def evaluators(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:

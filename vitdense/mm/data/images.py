@@ -21,7 +21,6 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from vitdense.errors import OptionError
-from vitdense.files import sha256_of
 from vitdense.mm.data.faults import Fault, Faults
 from vitdense.mm.errors import ConfigError
 
@@ -29,7 +28,6 @@ THREADS = 8  # most threads that decode images
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
 OF_16_BITS = ("I;16", "I;16B", "I;16L")  # modes of Pillow
 OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")  # modes that all decoders read alike
-ENDS = 4096  # bytes at the start and the end of a file, compared first in a search for copies
 # First and last bytes of complete files.
 MARKERS = ((b"\xff\xd8", b"\xff\xd9"), (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"))
 
@@ -255,26 +253,6 @@ def examine_images(
             fix = f"set {option}, or turn annotations"
         faults.add(what, f"{file.path} ({by(file.loaded)}, annotated as {by(annotated)})", fix=fix)
     return [file for file in found if not file.error], list(faults)
-
-
-def copied(first: Iterable[str], second: Iterable[str]) -> list[tuple[str, str]]:
-    """Pairs of existing files from two lists with the same bytes."""
-    lists = [list(filter(os.path.isfile, paths)) for paths in (first, second)]
-    for key in (os.path.getsize, _ends, sha256_of):  # so few files are read whole
-        groups: list[dict[object, list[str]]] = [{}, {}]
-        for group, paths in zip(groups, lists):
-            for path in paths:
-                group.setdefault(key(path), []).append(path)
-        common = [value for value in groups[0] if value in groups[1]]
-        lists = [[path for value in common for path in group[value]] for group in groups]
-    return [(groups[0][value][0], path) for value in common for path in groups[1][value]]
-
-
-def _ends(path: str) -> bytes:
-    with open(path, "rb") as file:
-        first = file.read(ENDS)
-        file.seek(max(0, os.path.getsize(path) - ENDS))
-        return first + file.read()
 
 
 def describe_images(files: Iterable[ImageFile]) -> str:
