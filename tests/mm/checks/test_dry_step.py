@@ -48,6 +48,8 @@ def mosaic(cfg):
             r"model\.roi_head\.bbox_head\.1\.loss_",
         ),
         (BOXES, {"model.neck.out_channels": 16}, r"model\.rpn_head"),
+        (BOXES, {"model.neck.in_channels": [16, 24, 96, 128]}, r"model\.neck"),
+        (MAPS, {"model.decode_head.in_channels": [8, 8, 8, 8]}, r"model\.decode_head"),
         (BOXES, {"val_evaluator.metric": ["bbox", "segm"]}, r"val_evaluator"),
         (BOXES, {"train_dataloader.dataset.pipeline.3.scale": "large"}, r"train_dataloader"),
         (BOXES, {"train_dataloader.sampler.type": "Samplerr"}, r"train_dataloader\.sampler: no class"),
@@ -94,14 +96,6 @@ def test_dry_step_changes_nothing(name, tmp_path):
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(module.training for module in model.modules())
     assert evaluator.metrics[0].results == []
-
-
-@pytest.mark.long
-def test_padding_to_the_size_of_another_crop_is_a_warning(tmp_path):
-    """Above twice the area of the images, 64x96."""
-    for size, warnings in (((128, 96), 0), ((128, 128), 1)):
-        found = list(dry_step.find(config(MAPS, tmp_path, **{"model.data_preprocessor.size": size}), ("train",)))
-        assert ["pads them to 128x128" in str(warning) for warning in found] == [True] * warnings
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])

@@ -55,7 +55,7 @@ def test_what_cannot_be_built_is_an_error(option, fault):
 def detection(tmp_path):
     """Writes a data set of three images of 40x30 pixels with a box in each but the last; a config for it."""
 
-    def write(exif=None, size=(40, 30), model=None, **box):
+    def write(exif=None, size=(40, 30), **box):
         images = [{"id": 10 * i, "file_name": f"sub/{i}.jpg", "width": size[0], "height": size[1]} for i in range(3)]
         for image in images:
             path = tmp_path / "images" / image["file_name"]
@@ -85,7 +85,7 @@ def detection(tmp_path):
             "pipeline": [{"type": "LoadImageFromFile"}, {"type": "LoadAnnotations", "with_mask": True}],
         }
         loaders = {f"{split}_dataloader": {"dataset": dataset} for split in ("train", "val")}
-        return Config({"default_scope": "mmdet", "model": {"type": "MaskRCNN", **(model or {})}, **LOOP, **loaders})
+        return Config({"default_scope": "mmdet", "model": {"type": "MaskRCNN"}, **LOOP, **loaders})
 
     return write
 
@@ -110,13 +110,14 @@ def test_report_of_a_data_set_for_detection(detection, capsys):
 
 
 def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys):
-    cfg = detection(category_id=5, model={"backbone": {"type": "vitdense.ViT", "arch": "none"}})
+    cfg = detection(category_id=5)
+    cfg.train_dataloader.batch_size = 0
     (tmp_path / "images/sub/0.jpg").unlink()
     (tmp_path / "images/sub/1.jpg").write_text("no image")
     assert report(cfg) == 2
     printed = capsys.readouterr().out
     errors = lines(printed, "error")
-    for name in ("category ids of", "0.jpg", "1.jpg", "model.backbone"):
+    for name in ("category ids of", "0.jpg", "1.jpg", "batch_size"):
         assert sum(name in line for line in errors) == 1, name
     assert f"errors: {len(errors)}," in printed
 

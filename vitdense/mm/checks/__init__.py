@@ -16,7 +16,7 @@ OF_DATA = (data.files, data.classes, data.contents, data.few, data.overlap, data
 CHECKS = (
     *(config.loaders, config.types, config.values),
     *OF_DATA,
-    *(schedule.monitors, model.channels, model.build, config.batch_size),
+    *(schedule.monitors, model.build, config.batch_size),
     *(model.normalisation, model.frozen, model.padding, schedule.schedule),
 )
 

@@ -38,7 +38,6 @@ from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.config.run import in_process
 from vitdense.mm.config.settings import image_size, set_image_size
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.images import by
 from vitdense.mm.data.transforms import parts, steps_of
 from vitdense.mm.errors import ConfigError
 from vitdense.seams import options_of
@@ -82,11 +81,12 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
         model.init_weights()
         model = model.to(get_device()).train()
     wrapper, start = build_optim_wrapper(model, cfg.optim_wrapper), time.perf_counter()
-    warnings = train(model, loaders["train"], wrapper)
+    train(model, loaders["train"], wrapper)
     seconds, size = time.perf_counter() - start, cfg.get("settings", {}).get("image_size")
     number = min(IMAGES, loaders["train"].batch_size or 1)
     of_size = f" of {size} pixels" if size else ""
     say(f"images: {number}{of_size}, of a batch of {loaders['train'].batch_size}: {seconds:.2g} s{_peak_memory()}")
+    warnings: list[Fault] = []
     for module in (module for module in options_of("check") if hasattr(module, "look")):
         looked = copy_of(loaders["train"].dataset)
         with _parts(_steps(looked, "train_dataloader"), "train_dataloader"):
@@ -99,8 +99,8 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
     return warnings
 
 
-def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
-    """Compute losses and gradients of a training's first images; warn of padding that more than doubles them.
+def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> None:
+    """Compute losses and gradients of a training's first images.
 
     Args:
         model: On its device. If it is wrapped for several processes, all of them must call this.
@@ -115,21 +115,9 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> list[Fault]:
         batch = _batch(loader, "train_dataloader")
         with _parts(_modules(model), "the losses"):
             with getattr(wrapper, "optim_context", nullcontext)(model):
-                images = [tuple(x.shape[-2:]) for x in batch["inputs"]] if isinstance(batch, dict) else []
                 data = model.data_preprocessor(batch, True)
                 losses, _ = model.parse_losses(model(**data, mode="loss"))
             losses.backward()
-    return [*_padding(images, data.get("inputs"))]
-
-
-def _padding(images: Sequence[tuple[int, int]], inputs: Any) -> Iterator[Fault]:
-    """A warning if `inputs` [B, 3, H, W] have more than twice the area of the images (height, width)."""
-    height, width = (max(sides) for sides in zip(*images)) if images else (0, 0)
-    if isinstance(inputs, torch.Tensor) and inputs.shape[-1] * inputs.shape[-2] > 2 * height * width > 0:
-        padded = by(tuple(inputs.shape[:-3:-1]))
-        what = f"images are {by((width, height))}, and model.data_preprocessor pads them to {padded}"
-        fix = "set its size, or pad_size_divisor, to that of the crop"
-        yield Fault(what, "train_dataloader", fix=fix, grave=False)
 
 
 def validate(model: nn.Module, loader: DataLoader, evaluator: Evaluator, half: bool) -> None:

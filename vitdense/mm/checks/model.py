@@ -1,81 +1,19 @@
-"""Checks of the model: it can be built, its parts fit, and images are prepared as its weights expect."""
+"""Checks of the model: it can be built, and images are prepared as its weights expect."""
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import MODELS, PARAM_SCHEDULERS
-from torch import nn
+from mmengine.registry import PARAM_SCHEDULERS
 
 from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights, trunk_of
 from vitdense.mm.config.build import build_model, explained
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.errors import ConfigError
-
-
-def channels(cfg: Config, splits: Sequence[str] = ()) -> Iterator[Fault]:
-    """The channels of a backbone of this package fit the first module after it: a neck or mmseg's heads.
-
-    Raises:
-        ConfigError: The backbone, or a neck of this package, cannot be built.
-    """
-    model = cfg.model.get("module", cfg.model)  # inside the TTA wrapper
-    backbone = _build_on_meta(model.get("backbone"), "model.backbone")
-    if backbone is None:
-        return
-    source, found = "the backbone's out_channels", list(backbone.out_channels)
-    necks = model.get("neck")
-    for i, neck in enumerate(as_list(necks)):
-        name = f"model.neck.{i}" if isinstance(necks, (list, tuple)) else "model.neck"
-        wanted = neck.get("in_channels", found)
-        # An int: some necks take one map. Sorted: some start at the last map.
-        if wanted not in found if isinstance(wanted, int) else sorted(wanted) != sorted(found):
-            what = f"got {wanted}, expected {source}, {found}"
-            yield Fault(what, f"{name}.in_channels", fix=f"set {name}.in_channels")
-            return
-        built = _build_on_meta(neck, name)
-        if built is None:
-            return  # its outputs are its own
-        source, found = f"out_channels of {name}", list(built.out_channels)
-    for name in ("decode_head", "auxiliary_head"):
-        for head in as_list(model.get(name)):
-            yield from _channels_of_head(f"model.{name}", head, source, found)
-
-
-def _channels_of_head(name: str, head: Mapping, source: str, channels: Sequence[int]) -> Iterator[Fault]:
-    wanted = head.get("in_channels")
-    if wanted is None:
-        return
-    all_maps = -1 if isinstance(wanted, int) else list(range(len(wanted)))
-    index = head.get("in_index", all_maps)  # Mask2Former's head has no in_index
-    try:
-        expected = channels[index] if isinstance(index, int) else [channels[i] for i in index]
-    except IndexError:
-        yield Fault(f"got {index}, but there are {len(channels)} maps: {source}", f"{name}.in_index")
-        return
-    if (wanted if isinstance(wanted, int) else list(wanted)) != expected:
-        what = f"got {wanted}, expected {expected}: {source} are {channels}, of which in_index {index}"
-        yield Fault(what, f"{name}.in_channels")
-
-
-def _build_on_meta(cfg: Mapping | None, name: str) -> nn.Module | None:
-    """A module of this package on the meta device; None for modules of others."""
-    if not cfg or not str(cfg.get("type")).startswith("vitdense."):
-        return None
-    options = {key: value for key, value in cfg.items() if key not in ("type", "init_cfg")}
-    kind = MODELS.get(cfg["type"])
-    if kind is None:
-        raise ConfigError(f"{name}: no module of type {cfg['type']!r} is registered")
-    try:
-        with torch.device("meta"):
-            return kind(**options)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: {error}") from error
 
 
 def build(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
