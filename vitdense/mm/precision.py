@@ -29,9 +29,6 @@ class Inference:
             `vitdense.results.tiles` for how detections are merged.
         overlap: Overlap of neighbouring tiles, as a share of their side.
         onednn: On a CPU, run large linear layers by oneDNN; see `vitdense.layers.onednn`.
-
-    Raises:
-        ValueError: An option has an unknown value, or the device does not compute in the data type.
     """
 
     device: str = "cpu"
@@ -118,22 +115,23 @@ def check_precision(option: str, dtype: str | None, device: str) -> None:
     The data type is float16, bfloat16, float32 or None. A CPU without bfloat16 instructions would emulate them, slowly.
     """
     check_device("device", device)
+    kind = torch.device(device).type
     if dtype in (None, "float32"):
         return
     if dtype not in ("float16", "bfloat16"):
-        raise ConfigError(f"{option}: expected float32, float16 or bfloat16")
-    kind = torch.device(device).type
-    if not torch.amp.is_autocast_available(kind):
-        raise ConfigError(f"{option}: torch has no autocast on {kind}; leave it out for float32")
-    if kind == "cpu" and dtype != "bfloat16":
-        raise ConfigError(
-            f"{option}: {dtype} needs a GPU, and the device is a CPU; give bfloat16, or leave it out for float32"
+        fault = "expected float32, float16 or bfloat16"
+    elif not torch.amp.is_autocast_available(kind):
+        fault = f"torch has no autocast on {kind}; leave it out for float32"
+    elif kind == "cpu" and dtype == "float16":
+        fault = "it needs a GPU, and the device is a CPU; give bfloat16, or leave it out for float32"
+    elif kind == "cpu" and not cpu_has_bfloat16():
+        fault = (
+            "this CPU has no instructions for bfloat16 (AVX-512 BF16, AMX or Arm's BF16), and torch would emulate them "
+            "slowly; leave it out for float32"
         )
-    if kind == "cpu" and not cpu_has_bfloat16():
-        raise ConfigError(
-            f"{option}: this CPU has no instructions for bfloat16 (AVX-512 BF16, AMX or Arm's BF16), and torch would "
-            f"emulate them slowly; leave it out for float32"
-        )
+    else:
+        return
+    raise ConfigError(f"{option}: {fault}")
 
 
 def cpu_has_bfloat16() -> bool:

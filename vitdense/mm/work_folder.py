@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, count, takewhile
+from itertools import count
 from pathlib import Path
 from zipfile import is_zipfile
 
@@ -39,12 +39,7 @@ LOGS = re.compile(r"\d{8}_\d{6}")  # the time of a start
 
 
 class WorkFolder:
-    """The folder of a training, which may have been copied, moved or renamed; it need not exist.
-
-    Attributes:
-        path: Path of the folder.
-        weights, curves, operating_point: Paths of its files, which need not exist.
-    """
+    """The folder of a training, which may have been copied, moved or renamed; it and its files need not exist."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -55,19 +50,17 @@ class WorkFolder:
         """The complete checkpoint to resume from, or None: the last noted one, else the one of most iterations."""
         if (noted := self._noted()) and is_whole(noted):
             return noted
-        newest = [next(filter(is_whole, reversed(paths)), None) for paths in self._numbered().values()]
-        newest = [path for path in newest if path]
+        newest = [path for paths in self._numbered().values() for path in [*filter(is_whole, paths)][-1:]]
         return max(newest, key=_iterations) if len(newest) > 1 else next(iter(newest), None)
 
     @property
     def cut(self) -> list[Path]:
-        """Checkpoints that would be the latest, but are truncated or absent."""
+        """Truncated or absent checkpoints, unless the last noted one is complete."""
         noted = self._noted()
         if noted and is_whole(noted):
             return []
         absent = [noted] if noted and CHECKPOINT.fullmatch(noted.name) and not noted.exists() else []
-        ends = (takewhile(lambda path: not is_whole(path), reversed(paths)) for paths in self._numbered().values())
-        return [*absent, *chain.from_iterable(ends)]
+        return [*absent, *(path for path in self.checkpoints if not is_whole(path))]
 
     @property
     def checkpoints(self) -> list[Path]:
@@ -101,8 +94,9 @@ class WorkFolder:
 
     def write_config(self, cfg: Config, modules: Sequence[Path] = ()) -> None:
         """Write the config of the training, and its `own_modules` beside it."""
-        for path in (path for path in modules if path.parent != self.path.resolve()):
-            _copy(path, self.path)
+        for path in modules:
+            if path.parent != self.path.resolve():
+                _copy(path, self.path)
         with atomic_write(self.config_of(cfg)) as scratch:
             scratch.write_text(cfg.pretty_text, encoding="utf-8")
 
@@ -120,10 +114,7 @@ class WorkFolder:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Lock the folder for one training, and remove what a killed save has left.
-
-        A ConfigError if another training has locked it. All processes may call this.
-        """
+        """Lock the folder for one training, else a ConfigError, and remove what a killed save has left."""
         with ExitStack() as stack:
             if is_main_process():
                 self.make()
@@ -144,10 +135,7 @@ class WorkFolder:
             )
 
     def check_replaceable(self, named: Collection[Path]) -> None:
-        """Raise a ConfigError if a training that replaces this one needs a file of it, among its `named_files`.
-
-        Configs are excepted: they stay.
-        """
+        """Raise a ConfigError if a training that replaces this one needs a file of it, except configs: they stay."""
         for path in self._written():
             whole = Path(os.path.realpath(path))
             if path.suffix != ".py" and any(file.is_relative_to(whole) for file in named):

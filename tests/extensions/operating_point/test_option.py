@@ -18,8 +18,7 @@ from vitdense.extensions.operating_point.hook import KeepMatchesHook
 from vitdense.extensions.operating_point.point import conditions_of, read_point
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import HOOKS
-from vitdense.mm.train.coco_engines import Found, evaluate
-from vitdense.mm.train.truth import Truth
+from vitdense.mm.train.coco_engines import Found, Truth, evaluate
 
 CLASSES = ("cat", "dog")
 

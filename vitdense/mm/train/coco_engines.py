@@ -2,25 +2,84 @@
 
 import io
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from pycocotools import cocoeval
+from pycocotools.coco import COCO
 
+from vitdense.mm.data.classes import category_ids
 from vitdense.mm.errors import ConfigError
-
-if TYPE_CHECKING:  # imports mmdet, which segmentors do without
-    from vitdense.mm.train.truth import Truth
 
 BOX_ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
 RECALL_ITEMS = ("AR@100", "AR@300", "AR@1000", "AR_s@1000", "AR_m@1000", "AR_l@1000")
 FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")  # keys of annotations that are always read
 
 _evaluated_in: int | None = None  # the process that has hotcoco's threads
+
+
+class Truth(COCO):
+    """The annotations of one file, or of several joined files, numbered for COCO's evaluation.
+
+    That evaluation takes an annotation with id 0 for a missing one, keeps ids in floating point, and orders classes by
+    id. So annotations and images are numbered from 1, and categories in the order of the classes.
+
+    Args:
+        contents: `Source` (or another key) -> content of an annotation file.
+    """
+
+    def __init__(self, contents: Mapping[Hashable, Mapping]) -> None:
+        super().__init__()
+        self.contents, self.classes = contents, None
+        self.images: dict[tuple[Hashable, int], int] = {}  # (file, id) -> number
+
+    def number(self, classes: Sequence[str]) -> None:
+        """Number images and annotations of these classes; once, for the same classes."""
+        if self.classes == tuple(classes):
+            return
+        self.classes, self.images, self.anns = tuple(classes), {}, {}
+        self.dataset = {"images": [], "annotations": []}
+        self.dataset["categories"] = [{"id": i, "name": name} for i, name in enumerate(classes, 1)]
+        for source, content in self.contents.items():
+            images = {one["id"]: one for one in content["images"]}
+            for key in sorted(images):
+                self.images[source, key] = number = len(self.images) + 1
+                self.dataset["images"].append({**images[key], "id": number})
+            numbers = {key: i for i, key in enumerate(category_ids(classes, content["categories"]), 1)}
+            annotations = content.get("annotations", ())
+            last = {one["id"]: one for one in annotations}  # pycocotools takes the last of equal ids
+            for annotation in annotations:
+                own = last[annotation["id"]]
+                if all(one["image_id"] in images and one["category_id"] in numbers for one in (annotation, own)):
+                    given = {"iscrowd": own.get("iscrowd") or 0, "id": len(self.dataset["annotations"]) + 1}
+                    given["image_id"] = self.images[source, own["image_id"]]
+                    given["category_id"] = numbers[own["category_id"]]
+                    self.dataset["annotations"].append({**own, **given})
+
+    def number_images(self, images: Sequence[tuple[Hashable, int]]) -> list[int]:
+        """The numbers of images, given as (file, id); a ConfigError if one is not in the file."""
+        if unknown := [key for key in images if key not in self.images]:
+            raise ConfigError(
+                f"metric: {len(unknown)} of {len(images)} images of the data set are not in its annotation file, the "
+                f"first with the id {unknown[0][1]}; leave ann_file of the metric out, and it follows the data set"
+            )
+        return [self.images[key] for key in images]
+
+    def indexed(self) -> "Truth":
+        """Build the index that pycocotools needs; returns itself."""
+        if not self.anns:
+            with redirect_stdout(io.StringIO()):  # pycocotools prints its steps
+                self.createIndex()
+        return self
+
+    def detections(self, rows: Sequence[Mapping]) -> COCO:
+        self.indexed()
+        with redirect_stdout(io.StringIO()):
+            return super().loadRes(rows)
 
 
 @dataclass(frozen=True)
@@ -54,7 +113,7 @@ class Evaluation:
     recall: np.ndarray  # [T, K, areas, M]; areas are all, small (not for keypoints), medium, large
     thresholds: np.ndarray  # [T], IoU
     limits: Sequence[int]  # [M], most objects per image
-    truth: "Truth"
+    truth: Truth
     found: Found
     images: Sequence[int]
 
@@ -84,7 +143,7 @@ def mean(values: np.ndarray) -> float:
 
 
 def evaluate(
-    truth: "Truth",
+    truth: Truth,
     found: Found,
     kind: str,
     *,
@@ -121,7 +180,7 @@ def chosen_engine(name: str | None) -> str:
     return name or installed[0]
 
 
-def _hotcoco(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> Any:
+def _hotcoco(truth: Truth, found: Found, kind: str, fields: Sequence[str]) -> Any:
     global _evaluated_in
     if _evaluated_in not in (None, os.getpid()):  # a fork lacks the threads, and would wait for them
         return _pycocotools(truth, found, kind, fields)
@@ -143,7 +202,7 @@ def _with(keys: Sequence[str], item: Mapping) -> dict:
     return {key: item[key] for key in keys if key in item}
 
 
-def _pycocotools(truth: "Truth", found: Found, kind: str, fields: Sequence[str]) -> cocoeval.COCOeval:
+def _pycocotools(truth: Truth, found: Found, kind: str, fields: Sequence[str]) -> cocoeval.COCOeval:
     return cocoeval.COCOeval(truth.indexed(), truth.detections(found.rows()), kind)
 
 

@@ -33,8 +33,7 @@ class ReproducibleHook(Hook):
 
     A resumed run then has the same random numbers as an uninterrupted one: for drop path, sampled RoIs, and, with
     `SeededInfiniteSampler` or `SeededEpochSampler` and `SeedFromSample`, augmentation. This needs
-    ``randomness=dict(seed=...)`` and deterministic kernels. With another number of processes, images stay the same, but
-    the model's random numbers differ.
+    ``randomness=dict(seed=...)`` and deterministic kernels.
     """
 
     priority = "VERY_HIGH"
@@ -101,10 +100,6 @@ class ExactLoadHook(Hook):
             expression that is needed.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
         base: Weights of the trunk, for a mask transformer's file without them; see `fit_whole`.
-
-    Raises:
-        CheckpointMismatchError: On loading: other keys are missing, unexpected, not finite or of another size; or the
-            file would run code.
     """
 
     priority = "VERY_HIGH"  # before hooks that copy the checkpoint, such as EMAHook

@@ -18,8 +18,7 @@ from vitdense.mm.data.coco import ImageId, Source, parse, without_doubles
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
-from vitdense.mm.train.coco_engines import BOX_ITEMS, RECALL_ITEMS, Evaluation, Found, chosen_engine, evaluate
-from vitdense.mm.train.truth import Truth
+from vitdense.mm.train.coco_engines import BOX_ITEMS, RECALL_ITEMS, Evaluation, Found, Truth, chosen_engine, evaluate
 
 # mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
 _FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)

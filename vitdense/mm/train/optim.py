@@ -42,7 +42,7 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     Args:
         optim_wrapper_cfg: See the default constructor.
-        paramwise_cfg: See the default constructor, plus `layer_decay_rate` in (0, 1], default 1. Below 1, the optimiser
+        paramwise_cfg: The default constructor's, and `layer_decay_rate` in (0, 1], default 1. Below 1, the optimiser
             needs an `lr`, and the model a trunk of this project.
     """
 
