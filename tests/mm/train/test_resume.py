@@ -101,13 +101,11 @@ def test_what_has_no_place_in_the_epoch_is_refused(now, named):
     assert not isinstance(now.dataloader, ContinuedLoader)
 
 
-def test_place_of_older_checkpoints_follows_from_iterations():
-    resumed = loop(8, 2, 1, 6)
+def test_checkpoints_of_mmengine_are_from_the_end_of_an_epoch():
+    resumed = loop(8, 2, 1, 4)
     go_on(resumed, None)
-    assert len(list(resumed.dataloader)) == 2
-    for batch in (1, 6):
-        with pytest.raises(ConfigError, match="6 iterations"):
-            go_on(loop(8, batch, 1, 6), None)
+    assert not isinstance(resumed.dataloader, ContinuedLoader)
+    assert resumed._max_iters == 12
 
 
 def test_the_rest_of_an_epoch_is_loaded_as_in_a_whole_epoch():

@@ -1,7 +1,7 @@
 """What a training resumes from: its steps, its weights, its place in the data."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,25 +37,20 @@ def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
     """Continue the epoch of a checkpoint where it was, also with another batch size; the number of epochs stays.
 
     Other images, or a place that no whole number of the new batches reaches, are a ConfigError. `saved` is a `Place` as
-    a dict, or None for files without one; the loop has the epoch and the iteration of the checkpoint.
+    a dict, or None for files of mmengine's runner, from the end of an epoch; the loop has the epoch and the iteration.
     """
-    loader = loop.dataloader
-    if saved is None:
-        batches = loop.iter - loop.epoch * len(loader)
-        if not 0 <= batches <= len(loader):
-            raise _within(f"{loop.iter} iterations are not in epoch {loop.epoch + 1} of {len(loader)} now")
-    else:
-        place, now = Place(**saved), place_in(loop, 0)
-        batches = place.batches
-        if batches and place.of != now.of:
-            raise _within(f"got a data set of {now.of} images, expected the {place.of} of that run")
-        if batches and place.per_step != now.per_step:
-            if place.images % now.per_step or type(loader.batch_sampler) is not BatchSampler:
-                raise _within(
-                    f"got {now.per_step} images a step, expected {place.per_step} as in that run: the {place.images} "
-                    f"images that were seen are no whole batches now"
-                )
-            batches = place.images // now.per_step
+    loader, now = loop.dataloader, place_in(loop, 0)
+    place = Place(**saved) if saved else now
+    batches = place.batches
+    if batches and place.of != now.of:
+        raise _within(f"got a data set of {now.of} images, expected the {place.of} of that run")
+    if batches and place.per_step != now.per_step:
+        if place.images % now.per_step or type(loader.batch_sampler) is not BatchSampler:
+            raise _within(
+                f"got {now.per_step} images a step, expected {place.per_step} as in that run: the {place.images} "
+                f"images that were seen are no whole batches now"
+            )
+        batches = place.images // now.per_step
     if batches:
         loop.dataloader = ContinuedLoader(loader, batches)
     loop._max_iters = loop.iter - batches + (loop.max_epochs - loop.epoch) * len(loader)
@@ -78,11 +73,8 @@ def check_steps(runner: Any, checkpoint: Mapping) -> None:
     kinds = [_optimizer(config) for config in (read_saved(checkpoint) or {}, runner.cfg.to_dict())]
     had, got = ("with" if has else "without" for has in ("loss_scaler" in saved, hasattr(now, "loss_scaler")))
     schedules = [step.state_dict().keys() for step in runner.param_schedulers or ()]
-    if (None not in kinds and kinds[0] != kinds[1]) or not _alike(*groups):
-        fault = (
-            f"got the optimizer {kinds[1] or type(now.optimizer).__name__}, but the checkpoint is of a run with "
-            f"{kinds[0] or 'another one'}"
-        )
+    if None not in kinds and kinds[0] != kinds[1]:
+        fault = f"got the optimizer {kinds[1]}, but the checkpoint is of a run with {kinds[0]}"
     elif sizes[0] != sizes[1]:
         fault = "the optimizer of the checkpoint is for other parameters than those that train now"
     elif got != had:
@@ -97,12 +89,6 @@ def check_steps(runner: Any, checkpoint: Mapping) -> None:
 def _optimizer(config: Mapping) -> str | None:
     kind = ((config.get("optim_wrapper") or {}).get("optimizer") or {}).get("type")
     return kind.rpartition(".")[2] if isinstance(kind, str) else None
-
-
-def _alike(saved: Iterable[Mapping], given: Iterable[Mapping]) -> bool:
-    """Whether groups belong to the same optimizer. Other versions of torch may have more or fewer options."""
-    old, new = (set().union(*groups) for groups in (saved, given))
-    return old <= new or new <= old
 
 
 def take_raw_weights(runner: Any, checkpoint: dict) -> bool:

@@ -72,12 +72,6 @@ def mask_costs(masks: Masks, truths: Sequence[Truth]) -> list[Tensor]:
     return costs
 
 
-def more_costs(found: Tensor, truth: Truth, weights: Mapping[str, float], terms: "Terms") -> Tensor:
-    """Costs of every query of an image, ``[G*Q, ...]``, for every object, ``[G*Q, T]``."""
-    values = terms(found[:, None], truth.more, truth.boxes[:, 2:].prod(-1))
-    return sum(weights[name] * value for name, value in values.items())
-
-
 # Losses of a subclass's further predictions by name, from predictions, targets and box areas, broadcast together.
 Terms = Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]]
 Pairs = list[tuple[Tensor, Tensor]]  # for every image: matched queries and objects
@@ -94,13 +88,13 @@ def match(
     """Match one query of every group to every object, in every layer; see `losses`."""
     costs = []
     for layer in layers:
-        of_parts = [0.0] * len(truths)
+        own = [box_costs(*image) for image in zip(layer.logits, layer.boxes, truths)]  # [G*Q, T] each
         if layer.masks is not None:
-            of_parts = mask_costs(layer.masks, truths)
-        if terms is not None:
-            of_parts = [more_costs(found, truth, weights, terms) for found, truth in zip(layer.more, truths)]
-        rows = zip(layer.logits, layer.boxes, truths, of_parts)
-        costs += [box_costs(logits, boxes, truth) + more for logits, boxes, truth, more in rows]
+            own = [cost + more for cost, more in zip(own, mask_costs(layer.masks, truths))]
+        for i, truth in enumerate(truths if terms is not None else ()):
+            values = terms(layer.more[i][:, None], truth.more, truth.boxes[:, 2:].prod(-1))  # [G*Q, T] each
+            own[i] = own[i] + sum(weights[name] * value for name, value in values.items())
+        costs += own
     device, sizes = costs[0].device, [cost.shape for cost in costs]
     on_host = torch.cat([cost.flatten() for cost in costs]).cpu()  # one wait for the device
     found: Pairs = []
