@@ -6,7 +6,6 @@ from PIL import ImageDraw, ImageFont
 
 from vitdense.results.draw import (
     PAPER,
-    contact_sheet,
     distinct_colours,
     drawable,
     instances,
@@ -104,17 +103,6 @@ def test_distinct_colours_are_distinct_and_reproducible():
     assert apart.min() > 50
     assert len({tuple(c) for c in colours.tolist()}) == 150
     assert distinct_colours(0).shape == (0, 3)
-
-
-def test_contact_sheet_has_rows_of_pictures(image):
-    small = np.full((2, 4, 3), 7, np.uint8)
-    sheet = contact_sheet([("first", [("a", image), ("b", image)]), ("second", [("c", small)])], width=60)
-    assert sheet.shape[1] == 10 + 2 * 70
-    np.testing.assert_array_equal(sheet[46:86, 10:70], image)
-    np.testing.assert_array_equal(sheet[46:86, 80:140], image)
-    top = 46 + 40 + 26 + 36
-    assert (sheet[top : top + 30, 10:70] == 7).all()
-    assert (sheet[top : top + 30, 70:] == PAPER).all()
 
 
 def test_objects_have_tinted_masks_with_opaque_edges_boxes_and_texts():

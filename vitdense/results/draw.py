@@ -211,28 +211,3 @@ def with_legend(
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share >= 0.001 else "< 0.1 %"
-
-
-def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], width: int = 240) -> np.ndarray:
-    """Draw rows of pictures, each row (title, [(caption, picture), ...]); pictures become `width` pixels wide."""
-    text, gap = 13, 10
-    font, title_font = ImageFont.load_default(text), ImageFont.load_default(text + 4)
-    total = gap + max(len(pictures) for _, pictures in rows) * (width + gap)
-    heights = [max(max(1, round(x.shape[0] * width / x.shape[1])) for _, x in pictures) for _, pictures in rows]
-    title, caption = 2 * text + gap, 2 * text
-    page = Image.new("RGB", (total, gap + sum(title + h + caption for h in heights)), PAPER)
-    draw, top = ImageDraw.Draw(page), gap
-    for (name, pictures), height in zip(rows, heights):
-        draw.text((gap, top + text), name, fill=INK, font=title_font, anchor="lm")
-        top += title
-        for i, (below, picture) in enumerate(pictures):
-            size = (width, max(1, round(picture.shape[0] * width / picture.shape[1])))
-            is_small = picture.shape[1] < width
-            resized = Image.fromarray(picture).resize(
-                size, Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
-            )
-            left = gap + i * (width + gap)
-            page.paste(resized, (left, top))
-            draw.text((left, top + height + text), below, fill=FAINT, font=font, anchor="lm")
-        top += height + caption
-    return np.asarray(page)

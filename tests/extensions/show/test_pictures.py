@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from vitdense.extensions.show.pictures import DIMMED, cells, heat
+from vitdense.extensions.show.pictures import DIMMED, cells, contact_sheet, heat
+from vitdense.results.draw import PAPER
 
 
 @pytest.fixture
@@ -31,3 +32,14 @@ def test_cells_are_cut_off_at_the_image(image):
     got = cells(image, colours, (16, 16))
     assert got.shape == image.shape
     np.testing.assert_array_equal(got[32:, 48:], np.broadcast_to(np.round(255 * colours[2, 3]), (8, 12, 3)))
+
+
+def test_contact_sheet_has_rows_of_pictures(image):
+    small = np.full((2, 4, 3), 7, np.uint8)
+    sheet = contact_sheet([("first", [("a", image), ("b", image)]), ("second", [("c", small)])], width=60)
+    assert sheet.shape[1] == 10 + 2 * 70
+    np.testing.assert_array_equal(sheet[46:86, 10:70], image)
+    np.testing.assert_array_equal(sheet[46:86, 80:140], image)
+    top = 46 + 40 + 26 + 36
+    assert (sheet[top : top + 30, 10:70] == 7).all()
+    assert (sheet[top : top + 30, 70:] == PAPER).all()

@@ -1,12 +1,13 @@
 """Measures drawn on images; images and pictures are [H, W, 3] uint8 RGB."""
 
 import math
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-from vitdense.results.draw import MARK, PAPER
+from vitdense.results.draw import FAINT, INK, MARK, PAPER
 
 DIMMED = 0.8  # brightness of the image below a heat map
 
@@ -45,4 +46,29 @@ def cross(image: np.ndarray, at: tuple[int, int]) -> np.ndarray:
     for colour, width in ((PAPER, 5), (MARK, 3)):
         for dy, dx in ((0, size), (size, 0)):
             draw.line((at[1] - dx, at[0] - dy, at[1] + dx, at[0] + dy), fill=colour, width=width)
+    return np.asarray(page)
+
+
+def contact_sheet(rows: Sequence[tuple[str, Sequence[tuple[str, np.ndarray]]]], width: int = 240) -> np.ndarray:
+    """Draw rows of pictures, each row (title, [(caption, picture), ...]); pictures become `width` pixels wide."""
+    text, gap = 13, 10
+    font, title_font = ImageFont.load_default(text), ImageFont.load_default(text + 4)
+    total = gap + max(len(pictures) for _, pictures in rows) * (width + gap)
+    heights = [max(max(1, round(x.shape[0] * width / x.shape[1])) for _, x in pictures) for _, pictures in rows]
+    title, caption = 2 * text + gap, 2 * text
+    page = Image.new("RGB", (total, gap + sum(title + h + caption for h in heights)), PAPER)
+    draw, top = ImageDraw.Draw(page), gap
+    for (name, pictures), height in zip(rows, heights):
+        draw.text((gap, top + text), name, fill=INK, font=title_font, anchor="lm")
+        top += title
+        for i, (below, picture) in enumerate(pictures):
+            size = (width, max(1, round(picture.shape[0] * width / picture.shape[1])))
+            is_small = picture.shape[1] < width
+            resized = Image.fromarray(picture).resize(
+                size, Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS
+            )
+            left = gap + i * (width + gap)
+            page.paste(resized, (left, top))
+            draw.text((left, top + height + text), below, fill=FAINT, font=font, anchor="lm")
+        top += height + caption
     return np.asarray(page)

@@ -17,7 +17,6 @@ from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import ImageReader, load_model, test_steps
 from vitdense.models.vit.model import default_out_indices
-from vitdense.results import draw
 
 HEADS_SHOWN = 6  # per layer
 FIELD_CELL, BIAS_CELL = 8, 16  # side in pixels
@@ -42,7 +41,7 @@ def contact_sheet(
     read_pixels(image)  # raises before the model is loaded
     rows = sheet_rows(load_model(cfg, checkpoint, device, classes=classes), image, query, layers)
     with atomic_write(out_file) as scratch:
-        Image.fromarray(draw.contact_sheet(rows)).save(scratch, format=None if out_file.suffix else "PNG")
+        Image.fromarray(pictures.contact_sheet(rows)).save(scratch, format=None if out_file.suffix else "PNG")
     return out_file
 
 
