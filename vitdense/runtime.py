@@ -8,7 +8,6 @@ This file needs NumPy, and onnxruntime or OpenVINO; copy it into a product. ::
         print(model.names[label], score, box)
 """
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,21 +120,14 @@ class Engine:
 
 
 def open_onnxruntime(
-    path: str | os.PathLike,
-    threads: int = 0,
-    providers: Sequence[str] = ("CPUExecutionProvider",),
-    more: Sequence[str] = (),
+    file: str | os.PathLike | bytes, threads: int = 0, providers: Sequence[str] = ("CPUExecutionProvider",)
 ) -> Engine:
-    """Open a file in onnxruntime. `providers` are in order of preference; `more` names tensors to return as well."""
+    """Open a file, or its content, in onnxruntime. `providers` are in order of preference."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    model = os.fspath(path)
-    if more:
-        with open(path, "rb") as file:
-            model = file.read() + outputs_of_graph(more)
-    session = onnxruntime.InferenceSession(model, options, providers=list(providers))
+    session = onnxruntime.InferenceSession(file, options, providers=list(providers))
     image = session.get_inputs()[0]
     dtype = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16}.get(image.type, np.float32)
     outputs, about = [out.name for out in session.get_outputs()], session.get_modelmeta().custom_metadata_map
@@ -143,22 +135,13 @@ def open_onnxruntime(
 
 
 def open_openvino(
-    path: str | os.PathLike,
-    threads: int = 0,
-    precision: str = "f32",
-    device: str = "CPU",
-    more: Sequence[str] = (),
+    file: str | os.PathLike | bytes, threads: int = 0, precision: str = "f32", device: str = "CPU"
 ) -> Engine:
-    """Open a file in OpenVINO, which computes in ``f32``, ``bf16`` or ``f16``, whatever type the weights have.
-
-    For `more` see `open_onnxruntime`.
-    """
+    """Open a file, or its content, in OpenVINO; it computes in ``f32``, ``bf16`` or ``f16``, whatever the weights."""
     import openvino
 
     core = openvino.Core()
-    model = core.read_model(os.fspath(path))
-    for name in more:
-        model.add_outputs(name)
+    model = core.read_model(file)
     options = {"INFERENCE_PRECISION_HINT": precision}
     if threads:
         options["INFERENCE_NUM_THREADS"] = threads
@@ -177,36 +160,23 @@ def open_openvino(
     )
 
 
-def outputs_of_graph(names: Sequence[str]) -> bytes:
-    """Bytes to append to an ONNX file, so that these tensors become outputs: protobuf merges the two parts.
-
-    Field 7 of a model is its graph, field 12 of a graph an output, field 1 of an output its name.
-    """
-
-    def field(number: int, content: bytes) -> bytes:
-        length, size = bytearray(), len(content)
-        while size > 127:  # 7 bits a byte, the lowest first
-            length.append(size & 127 | 128)
-            size >>= 7
-        return bytes([number << 3 | 2, *length, size]) + content
-
-    return field(7, b"".join(field(12, field(1, name.encode())) for name in names))
-
-
 ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 # The output that tells the kind of a model, and the key of KEYS that it needs.
 FORMS = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
 
 
-def open_engine(path: str | os.PathLike, engine: str, threads: int = 0, **options: object) -> Engine:
+def open_engine(
+    path: str | os.PathLike, engine: str, threads: int = 0, content: bytes | None = None, **options: object
+) -> Engine:
+    """Open a file, or its changed `content`, in one of `ENGINES`; for errors see `Program`."""
     if engine not in ENGINES:
         raise ValueError(f"engine: got {engine!r}, expected one of {[*ENGINES]}")
-    if not os.path.exists(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    with open(path, "rb"):  # an absent file, a folder: the error of the system says so
+        pass
     if not 0 <= threads < 1000:
         raise ValueError(f"threads: got {threads}, expected 1 to 999, or 0 for all")
     try:
-        return ENGINES[engine](path, threads, **options)
+        return ENGINES[engine](content or path, threads, **options)
     except EngineError:
         raise
     except ImportError as error:
@@ -229,7 +199,7 @@ class Program:
         path: The file.
         engine: ``onnxruntime`` or ``openvino``, the package that runs it; or an `Engine` of your own.
         threads: CPU threads; 0 for all.
-        model: Name of one model in a file of several, see `Joined`. All models are computed.
+        model: Name of one model in a file of several (``--joined``). All models are computed.
         **options: Options of the engine: `providers` of onnxruntime, `precision` and `device` of OpenVINO.
 
     Attributes:
@@ -255,15 +225,14 @@ class Program:
         self._engine = engine if isinstance(engine, Engine) else open_engine(path, engine, threads, **options)
         outputs, models = self._engine.outputs, models_of(self._engine)
         if model not in models:
-            raise ValueError(f"{path}: got model={model!r}, expected one of {models}; Joined returns results of all")
+            raise ValueError(f"{path}: got model={model!r}, expected one of {models}")
         start = self._start = f"{model}/" if model else ""
         forms = [name for name in FORMS if start + name in outputs]
         about = self._engine.about
         about = self.about = {key: json.loads(about[start + key]) for key in KEYS if start + key in about}
         if not forms or not {"mean", "std", "channels", "classes", "resize", FORMS[forms[0]]} <= about.keys():
-            outputs = [name for name in outputs if name not in options.get("more", ())]
             raise ValueError(
-                f"{path}: got outputs {outputs} and metadata {sorted(about)}, expected a file of vitdense export "
+                f"{path}: got outputs {outputs[:9]} and metadata {sorted(about)}, expected a file of vitdense export "
                 f"with one of {[*FORMS]}, exported without --maps from a config that resizes images in one step at "
                 f"most"
             )
@@ -323,32 +292,6 @@ class Program:
         """What was found in a photo of size (H, W), from the outputs for a batch of this photo."""
         found = {name.removeprefix(self._start): out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
-
-
-class Joined:
-    """An ONNX file of ``vitdense export --joined``: several models on one trunk, which runs once.
-
-    Args:
-        path, engine, threads, **options: See `Program`.
-
-    Attributes:
-        models: The models by name, a `Program` each.
-
-    Raises:
-        ValueError: See `Program`.
-    """
-
-    def __init__(
-        self, path: str | os.PathLike, engine: "str | Engine" = "onnxruntime", threads: int = 0, **options: object
-    ) -> None:
-        engine = engine if isinstance(engine, Engine) else open_engine(path, engine, threads, **options)
-        self.models = {name: Program(path, engine, model=name) for name in models_of(engine)}
-
-    def __call__(self, image: np.ndarray, score_thr: float | None = None) -> dict[str, Output]:
-        """What each model finds, by its name; see `Program`."""
-        first, *_ = self.models.values()
-        outputs = first.run(first.batch(image))
-        return {name: model.find(outputs, image.shape[:2], score_thr) for name, model in self.models.items()}
 
 
 def reason_of(error: Exception) -> str:

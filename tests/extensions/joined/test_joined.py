@@ -21,6 +21,7 @@ import onnx
 
 import vitdense
 from vitdense import runtime
+from vitdense.extensions.joined import program as of_file
 from vitdense.extensions.joined.commands import export_joined, predict_joined
 from vitdense.extensions.joined.model import find_models
 from vitdense.mm.cli.export import Wish
@@ -217,15 +218,15 @@ def program(folders, photos, tmp_path_factory):
 def test_one_file_finds_the_same_as_single_models(program, joined, photos):
     path, said = program
     assert all(f"onnxruntime: {name}, " in said for name in MODELS)
-    found, want = runtime.Joined(path, threads=1)(photos[0]), joined(photos[0])
+    found, want = of_file.Joined(path, threads=1)(photos[0]), joined(photos[0])
     assert [*found] == [*MODELS]
-    assert runtime.Joined(path, threads=1).models["detector"].operating_point.thresholds == 0.4
+    assert of_file.Joined(path, threads=1).models["detector"].operating_point.thresholds == 0.4
     for name, result in found.items():
         fits, compared = compare_results([(result, want[name])], BOUNDS["float32"])
         assert fits, compared
     scopes = [str(node.metadata_props) for node in onnx.load(path).graph.node if node.op_type == "Softmax"]
     assert sum("SharedTrunk" in scope for scope in scopes) == ARCH["depth"]
-    with pytest.raises(ValueError, match=r"detector.*Joined"):
+    with pytest.raises(ValueError, match=r"model='', expected one of .*detector"):
         runtime.Program(path)
 
 
@@ -248,14 +249,15 @@ def test_the_file_runs_without_torch(program, photos, tmp_path):
     path, _ = program
     np.save(tmp_path / "photo.npy", photos[0])
     shutil.copy(runtime.__file__, tmp_path)
+    shutil.copy(of_file.__file__, tmp_path / "joined.py")
     code = f"""
 import sys
 sys.modules |= dict.fromkeys(("torch", "vitdense", "mmengine"))
-import numpy as np, runtime
-found = runtime.Joined({str(path)!r}, threads=1)(np.load("photo.npy"))
+import numpy as np, joined
+found = joined.Joined({str(path)!r}, threads=1)(np.load("photo.npy"))
 print(len(found["detector"].boxes), found["segmentor"].semantic.shape, len(found["panoptic"].segments))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    found = runtime.Joined(path, threads=1)(photos[0])
+    found = of_file.Joined(path, threads=1)(photos[0])
     assert done.stdout.split()[0] == str(len(found["detector"].boxes)) != "0"
     assert "(96, 128)" in done.stdout

@@ -123,7 +123,7 @@ def test_int8_is_the_file_itself(export_of, tmp_path):
 
 
 def test_other_engines_are_reached_by_a_function(program):
-    engine = runtime.open_onnxruntime(program, more=verify.Proof(program.with_suffix(".proof")).inner)
+    engine = verify.opened(program, verify.Proof(program.with_suffix(".proof")).inner, "onnxruntime")
 
     def run(batch, names):
         assert [*names] == engine.outputs

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from vitdense import runtime
-from vitdense.extensions.proof.verify import FOUND, SAMPLED, checksum_of, error_at, relative
+from vitdense.extensions.proof.verify import FOUND, SAMPLED, checksum_of, error_at, opened, relative
 from vitdense.files import atomic_write
-from vitdense.runtime import Bounds, Output, Program, classes_of, likeness, open_onnxruntime
+from vitdense.runtime import Bounds, Output, Program, classes_of, likeness
 
 SAMPLES = 256  # elements per block
 PIXELS = 450_000  # most pixels of a photo: three photos are about 4 MB
@@ -112,7 +112,7 @@ def proof_of(
         if name in wanted[0].blocks:
             ends[tensor] = min(ends.get(tensor, name), name, key=len)
     tensors = {name: tensor for tensor, name in ends.items()}
-    engine = open_onnxruntime(program, more=[*tensors.values()])
+    engine = opened(program, [*tensors.values()], "onnxruntime")
     outputs = [name for name in engine.outputs if name not in ends]
     tensors |= {f"the output {name}": name for name in outputs if f"the output {name}" in wanted[0].blocks}
     reader, errors, results, images = Program(program, engine, model=model), dict.fromkeys(tensors, 0.0), [], []

@@ -173,8 +173,10 @@ def verify_model(
             start = f"{proof.model}/" if proof.model else ""
             about = {start + key: json.dumps(value) for key, value in proof.about.items()}
             dtype = np.float16 if proof.precision == "float16" else np.float32
-            engine = runtime.Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
-        program = runtime.Program(path, engine, threads, proof.model, more=proof.inner, **options)
+            loaded = runtime.Engine(lambda batch: [*map(run(batch, names).get, names)], names, dtype, about)
+        else:
+            loaded = opened(path, proof.inner, engine, threads, **options)
+        program = runtime.Program(path, loaded, model=proof.model)
         same, said = compare_program(program, proof, is_half)
     except runtime.EngineError:
         raise
@@ -188,6 +190,29 @@ def verify_model(
     if same and proof.precision == "int8":  # the scales may differ, too
         same, said = False, f"differs: int8, whose bounds are too wide to tell it from another ({said})"
     return same, f"{said}; the file is {'as it was exported' if is_whole else 'another than was exported'}"
+
+
+def opened(path: str | os.PathLike, names: Sequence[str], *args: object, **options: object) -> runtime.Engine:
+    """Open a program that also returns the tensors of these names; see `vitdense.runtime.open_engine`."""
+    with open(path, "rb") as file:
+        content = file.read() + outputs_of_graph(names)
+    return runtime.open_engine(path, *args, content=content, **options)
+
+
+def outputs_of_graph(names: Sequence[str]) -> bytes:
+    """Bytes to append to an ONNX file, so that these tensors become outputs: protobuf merges the two parts.
+
+    Field 7 of a model is its graph, field 12 of a graph an output, field 1 of an output its name.
+    """
+
+    def field(number: int, content: bytes) -> bytes:
+        length, size = bytearray(), len(content)
+        while size > 127:  # 7 bits a byte, the lowest first
+            length.append(size & 127 | 128)
+            size >>= 7
+        return bytes([number << 3 | 2, *length, size]) + content
+
+    return field(7, b"".join(field(12, field(1, name.encode())) for name in names))
 
 
 def checksum_of(path: str | os.PathLike) -> int:
