@@ -13,13 +13,12 @@ import vitdense.__main__ as main
 from vitdense.ops import OpsInUse
 
 ROOT = Path(__file__).parents[1]
-REQUIRED = ("torch", "torchvision", "timm", "safetensors")
 
 
 @pytest.fixture
 def environment(monkeypatch):
     """Installed versions (module -> distribution -> version) and the errors that importing a module raises."""
-    versions = {p.module: dict([p.requirement.split(">=")]) for p in main.PACKAGES}
+    versions = {module: dict([requirement.split(">=")]) for module, (requirement, _) in main.PACKAGES.items()}
     versions["torch"] = {"torch": "2.11.0+cu128"}
     errors: dict[str, Exception] = {}
 
@@ -55,15 +54,15 @@ def test_complete_environment_is_ready(report):
         assert text in table
 
 
-@pytest.mark.parametrize("package", main.PACKAGES, ids=lambda package: package.module)
-def test_missing_package_has_one_line_with_the_command(environment, report, package):
-    environment.versions[package.module] = {}
+@pytest.mark.parametrize("module", main.PACKAGES)
+def test_missing_package_has_one_line_with_the_command(environment, report, module):
+    environment.versions[module] = {}
     status, table, help_lines = report()
-    assert re.search(rf"^{package.module} +not installed$", table, re.M)
+    assert re.search(rf"^{module} +not installed$", table, re.M)
     assert len(help_lines.splitlines()) == 2
-    assert help_lines.startswith(f"{package.module} is not installed")
-    assert ("torchvision==0.26.*" if package.module == "torchvision" else package.requirement) in help_lines
-    assert status == (package.module in REQUIRED)
+    assert help_lines.startswith(f"{module} is not installed")
+    assert f'"{main.PACKAGES[module][0]}"' in help_lines
+    assert status == (module in main.REQUIRED)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_without_any_package():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert len(re.findall(r"^\w+ is not installed .*: pip install ", done.stdout, re.M)) == len(main.PACKAGES)
-    assert all(name in done.stdout.splitlines()[-1] for name in REQUIRED)
+    assert all(name in done.stdout.splitlines()[-1] for name in main.REQUIRED)
 
 
 def test_report_of_the_stand_in_has_the_build_command(report, monkeypatch):
@@ -138,8 +137,8 @@ NO_CUDA = "Could not run 'torchvision::nms' with arguments from the 'CUDA' backe
 @pytest.mark.parametrize(
     ("module", "version", "error", "status", "command"),
     [
-        ("torchvision", None, "operator torchvision::nms does not exist", 1, '"torchvision==0.26.*"'),
-        ("torchvision", None, NO_CUDA, 1, '"torchvision==0.26.*"'),
+        ("torchvision", None, "operator torchvision::nms does not exist", 1, "torch==2.11.0"),  # pip follows it
+        ("torchvision", None, NO_CUDA, 1, "torch==2.11.0"),
         (
             *("mmdet", {"mmdet": "3.3.0"}, "MMCV==2.3.6 is used but incompatible", 0),
             'pip uninstall -y mmdet && pip install "onedl-mmdetection>=3.5.1"',
@@ -185,8 +184,8 @@ def test_versions_older_than_the_minimum(environment, report, name, version, old
 def test_table_agrees_with_the_package_metadata():
     text = (ROOT / "pyproject.toml").read_text()
     needed, extras = text.split("[project.optional-dependencies]")
-    for package in main.PACKAGES:
-        assert f'"{package.requirement}"' in (needed if package.required else extras)
+    for module, (requirement, _) in main.PACKAGES.items():
+        assert f'"{requirement}"' in (needed if module in main.REQUIRED else extras)
 
 
 def test_report_of_this_environment(capsys):

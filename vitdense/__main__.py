@@ -4,6 +4,7 @@ The doctor tells versions of the packages, devices, the ops that mmcv runs on, a
 """
 
 import argparse
+import gc
 import importlib
 import importlib.metadata
 import platform
@@ -12,7 +13,6 @@ import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import vitdense
 from vitdense import seams
@@ -20,26 +20,20 @@ from vitdense.console import in_utf8, showing
 from vitdense.ops.finder import INSTALL_MM, ops_in_use
 from vitdense.ops.missing import BUILD_COMMAND
 
-
-class Package(NamedTuple):
-    module: str
-    requirement: str  # as in pyproject.toml
-    purpose: str
-    required: bool = False  # to build backbones
-
-
-PACKAGES = (
-    Package("torch", "torch>=2.6", "everything", required=True),
-    Package("torchvision", "torchvision>=0.21", "stand-in for the compiled ops of mmcv", required=True),
-    Package("timm", "timm>=1.0.9", "building blocks, weights by name", required=True),
-    Package("safetensors", "safetensors>=0.8", "reading checkpoints", required=True),
-    Package("mmengine", "onedl-mmengine>=0.10.11", "runner and registries of mmdet and mmseg"),
-    Package("mmcv", "onedl-mmcv>=2.3.6", "ops and transforms of mmdet and mmseg"),
-    Package("mmdet", "onedl-mmdetection>=3.5.1", "detection"),
-    Package("mmseg", "onedl-mmsegmentation>=1.4.2", "segmentation"),
-    Package("pycocotools", "pycocotools>=2.0.7", "COCO masks and metric"),
-    Package("hotcoco", "hotcoco>=1.3", "fast COCO metric"),
-)
+# Module -> requirement as in pyproject.toml, and purpose.
+PACKAGES = {
+    "torch": ("torch>=2.6", "everything"),
+    "torchvision": ("torchvision>=0.21", "stand-in for the compiled ops of mmcv"),
+    "timm": ("timm>=1.0.9", "building blocks, weights by name"),
+    "safetensors": ("safetensors>=0.8", "reading checkpoints"),
+    "mmengine": ("onedl-mmengine>=0.10.11", "runner and registries of mmdet and mmseg"),
+    "mmcv": ("onedl-mmcv>=2.3.6", "ops and transforms of mmdet and mmseg"),
+    "mmdet": ("onedl-mmdetection>=3.5.1", "detection"),
+    "mmseg": ("onedl-mmsegmentation>=1.4.2", "segmentation"),
+    "pycocotools": ("pycocotools>=2.0.7", "COCO masks and metric"),
+    "hotcoco": ("hotcoco>=1.3", "fast COCO metric"),
+}
+REQUIRED = ("torch", "torchvision", "timm", "safetensors")  # to build backbones
 
 TOOLS = Path(__file__).parent / ".mim/tools"  # as in a clone
 COMMANDS = {
@@ -71,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command, or the doctor where none is named; the exit status."""
     if argv is None:
         in_utf8()
+        gc.disable()  # a sixth of the time of imports; `exit_on_user_error` switches it on again
     parser = argparse.ArgumentParser("vitdense", description="Without a command: report the environment.")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
     others = seams.commands()
@@ -79,12 +74,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("doctor", help="report the environment, and how to repair it")
     refuse_removed(sys.argv[1:] if argv is None else argv)
     args, rest = parser.parse_known_args(argv)
-    if args.command in COMMANDS or args.command in others:
-        return run(args.command, rest)
-    if rest:
+    is_named = args.command in COMMANDS or args.command in others
+    if rest and not is_named:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    with showing():
-        return report()
+    try:
+        if is_named:
+            return run(args.command, rest)
+        with showing():
+            return report()
+    except KeyboardInterrupt:  # in the imports: later `exit_on_user_error` handles it
+        print("\nstopped", file=sys.stderr)
+        return 130
 
 
 def refuse_removed(argv: Sequence[str]) -> None:
@@ -119,22 +119,19 @@ def report() -> int:
     """Print the report; 0 if backbones can be built, 1 if something they need is missing or broken."""
     versions = _installed_versions()
     rows = [("vitdense", vitdense.__version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
-    help_lines, needed = [], []
-    for package in PACKAGES:
-        found = versions[package.module]
-        rows.append((package.module, ", ".join(f"{v} ({name})" for name, v in found.items()) or "not installed"))
-        if fault := _find_fault(package, found):
-            help_lines.append(f"{package.module} {fault}: {_install_command(package, versions)}")
-            if package.required:
-                needed.append(package.module)
-    if "torch" not in needed:
+    repairs = {}
+    for module, found in versions.items():
+        rows.append((module, ", ".join(f"{v} ({name})" for name, v in found.items()) or "not installed"))
+        if fault := _find_fault(module, found):
+            repairs[module] = f"{module} {fault}: {_install_command(module, versions)}"
+    if "torch" not in repairs:
         rows += [("device", device) for device in _devices()]
     ops = ops_in_use()
     rows.append(("mmcv ops", f"{ops.kind} ({ops.detail})" if ops.detail else ops.kind))
+    print(*(f"{name:18}{value}" for name, value in rows), "", *repairs.values(), sep="\n")
     if ops.kind == "stand-in":
-        help_lines.append(f"compiled ops instead of the stand-in, with the CUDA toolkit of your torch: {BUILD_COMMAND}")
-    print(*(f"{name:18}{value}" for name, value in rows), "", *help_lines, sep="\n")
-    if needed:
+        print(f"compiled ops instead of the stand-in, with the CUDA toolkit of your torch: {BUILD_COMMAND}")
+    if needed := [module for module in REQUIRED if module in repairs]:
         print(f"Not ready: backbones need {', '.join(needed)}.")
     elif versions["mmengine"] and versions["mmcv"] and (versions["mmdet"] or versions["mmseg"]):
         print("Ready.")
@@ -144,36 +141,35 @@ def report() -> int:
 
 
 def _installed_versions() -> dict[str, dict[str, str]]:
-    """Per package, the versions of the installed distributions that provide it: module -> distribution -> version."""
+    """Module -> installed distributions that provide it -> version."""
     providers = importlib.metadata.packages_distributions()
-    return {p.module: {n: importlib.metadata.version(n) for n in providers.get(p.module, ())} for p in PACKAGES}
+    return {module: {x: importlib.metadata.version(x) for x in providers.get(module, ())} for module in PACKAGES}
 
 
-def _find_fault(package: Package, found: dict[str, str]) -> str | None:
-    name, minimum = package.requirement.split(">=")
+def _find_fault(module: str, found: dict[str, str]) -> str | None:
+    requirement, purpose = PACKAGES[module]
+    name, minimum = requirement.split(">=")
     if not found:
-        return f"is not installed ({package.purpose})"
+        return f"is not installed ({purpose})"
     if len(found) > 1:
         return f"comes from {' and '.join(found)}, which overwrite each other"
     if name in found and _release(found[name]) < _release(minimum):
         return f"is older than {minimum}"
     try:
-        importlib.import_module(package.module)
-        if package.module == "torchvision":
+        importlib.import_module(module)
+        if module == "torchvision":
             _call_nms()
     except Exception as error:  # a broken package can raise anything
         return f"does not work ({type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')})"
     return None
 
 
-def _install_command(package: Package, versions: dict[str, dict[str, str]]) -> str:
+def _install_command(module: str, versions: dict[str, dict[str, str]]) -> str:
     """The command that repairs a package. It uninstalls first: other distributions write into the same folder."""
-    requirement, torch = package.requirement, versions["torch"].get("torch", "")
-    if package.module == "torchvision" and torch.startswith("2."):
-        # It must be the release for this torch: 0.21 for 2.6, 0.26 for 2.11, always 15 apart.
-        requirement = f"torchvision==0.{_release(torch)[1] + 15}.*"
-    uninstall = f"pip uninstall -y {' '.join(versions[package.module])} && " if versions[package.module] else ""
-    return f'{uninstall}pip install "{requirement}"'
+    command = f'pip install "{PACKAGES[module][0]}"'
+    if module == "torchvision" and "torch" in versions["torch"]:  # pip then takes its release for this torch
+        command += f" torch=={versions['torch']['torch'].partition('+')[0]}"
+    return f"pip uninstall -y {' '.join(versions[module])} && {command}" if versions[module] else command
 
 
 def _release(version: str) -> tuple[int, ...]:
