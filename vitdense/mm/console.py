@@ -1,6 +1,7 @@
 """How our commands end, and which warnings they hide. Importing this module changes nothing."""
 
 import errno
+import gc
 import re
 import shlex
 import signal
@@ -28,6 +29,9 @@ LIMITS = (*FULL, errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # errors from limits
 def exit_on_user_error() -> Iterator[None]:
     """For commands: exit with a message on `USER_ERRORS`, with 130 and a line on Ctrl-C, and likewise on the signals
     `STOPS`. Printing never raises inside, and warnings `NOT_WARNED` are hidden from then on."""
+    if not gc.get_freeze_count():  # what is imported stays: no collection looks at it again
+        gc.freeze()
+        gc.enable()
     for message in NOT_WARNED:
         warnings.filterwarnings("ignore", message)
     with showing():

@@ -30,7 +30,7 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
     Args:
         cfg: From `load_config`.
         all_files: Read every image file and label map, not only `FILES_READ` per data set.
-        trains: Whether to make the dry step.
+        trains: Whether to build the model and make the dry step.
 
     Returns:
         The faults without duplicates, errors first; and the data sets, one for the same files.
@@ -47,7 +47,7 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
             _rows(one.label)(f"as {one.first.label}")
         elif one.kind is not None:  # else the checks report it
             described += caught(one.describe, _rows(one.label))
-    faults = [*findings(cfg, splits, sets), *described]
+    faults = [*findings(cfg, splits, sets, trains), *described]
     sets = [one for one in sets if one.first is one and one.kind is not None]
     faults += warm_up(cfg, sum(one.num_train for one in sets))
     if trains and "train" in splits and not any(fault.grave for fault in faults):
