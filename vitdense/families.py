@@ -21,6 +21,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
 
+from vitdense import seams
 from vitdense.errors import OptionError
 
 FLOORS = tuple(floor for floor in ("models", "research") if find_spec(f"vitdense.{floor}"))
@@ -29,9 +30,8 @@ FOLDERS: dict[str, str] = {
     name: f"vitdense.{floor}.{folder}"
     for floor in FLOORS
     for name, folder in import_module(f"vitdense.{floor}").FAMILIES.items()
-}
+} | {name: folder for name, (folder, _) in seams.backbones().items()}
 HEADS: dict[str, str] = import_module(f"vitdense.{FLOORS[0]}").HEADS  # head with naming schemes -> its folder
-FOREIGN = FOLDERS["TimmTrunk"]  # trunks of other projects, named timm://... and hf://...
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CLIP = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
 SATELLITE = ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143))
@@ -171,12 +171,11 @@ def find_model(name: str) -> Model | None:
     """The row of a name, or None.
 
     ``swin_tiny`` means the first row of this model, ``swin_t.ms_in1k`` means ``swin_tiny.ms_in1k``, and timm's
-    ``vit_base_patch16_224.mae`` means ``vit_base.mae``. ``timm://`` and ``hf://`` name trunks that are built by the
-    code of timm and transformers.
+    ``vit_base_patch16_224.mae`` means ``vit_base.mae``. Extensions have further names, such as ``timm://NAME``.
     """
     found = next((table[name] for table in _tables().values() if name in table), None)
-    is_foreign = found is None and name.startswith(("timm://", "hf://"))
-    return import_module(f"{FOREIGN}.rows").foreign_row(name) if is_foreign else found
+    folders = [folder for folder, start in seams.backbones().values() if name.startswith(start)]
+    return import_module(f"{folders[0]}.rows").find_row(name) if found is None and folders else found
 
 
 def row_of(checkpoint: str | Path) -> Model | None:

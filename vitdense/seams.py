@@ -26,6 +26,8 @@ class Extension:
         kinds: Type of data set -> module that knows its labels; see `kind_of`.
         loaders: Pipeline steps that load labels.
         schemes: `family` of a head with its own naming schemes -> module with a `Family` for it in ``HEADS``.
+        backbones: Class of a backbone in ``model.py`` of the folder -> start of the names of its models, for which
+            ``rows.py`` has ``find_row(name)``, the row of the table of models or None.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Extension:
     kinds: Mapping[str, str] = field(default_factory=dict)
     loaders: tuple[str, ...] = ()
     schemes: Mapping[str, str] = field(default_factory=dict)
+    backbones: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -119,3 +122,12 @@ def loaders() -> list[str]:
 def schemes() -> dict[str, str]:
     """Heads of extensions with their own naming schemes, and the module of each."""
     return {family: module for extension in extensions().values() for family, module in extension.schemes.items()}
+
+
+def backbones() -> dict[str, tuple[str, str]]:
+    """Classes of backbones of extensions: the folder of each, as a module, and the start of its names."""
+    return {
+        name: (module, start)
+        for module, extension in extensions().items()
+        for name, start in extension.backbones.items()
+    }

@@ -10,8 +10,6 @@ FAMILIES = {
     "ResNet": "resnet",
     "ConvNeXt": "convnext",
     "Hiera": "hiera",
-    "TimmTrunk": "foreign",
-    "TransformersTrunk": "foreign",
 }
 # Head with naming schemes -> its folder.
 HEADS = dict.fromkeys(("eomt", "pmt", "rfdetr_projector", "rfdetr"), "vit")

@@ -1,10 +1,10 @@
 """A UPerNet on a trunk of timm and the embedded data set.
 Any other name of timm does, with its channels.
 
-python tools/train.py configs/demo/upernet_timm_shapes.py
+python tools/train.py configs/extensions/trunks/upernet_timm_shapes.py
 """
 
-_base_ = "upernet_swin_nano_shapes.py"
+_base_ = "../../demo/upernet_swin_nano_shapes.py"
 
 model = dict(
     backbone=dict(_delete_=True, type="vitdense.TimmTrunk", arch="convnextv2_atto"),

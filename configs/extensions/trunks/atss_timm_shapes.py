@@ -1,10 +1,10 @@
 """ATSS, small in every part, on a trunk of timm and the boxes of the embedded data set.
 Any other name of timm does, with its channels.
 
-python tools/train.py configs/demo/atss_timm_shapes.py
+python tools/train.py configs/extensions/trunks/atss_timm_shapes.py
 """
 
-_base_ = "atss_swin_nano_shapes.py"
+_base_ = "../../demo/atss_swin_nano_shapes.py"
 
 model = dict(
     backbone=dict(_delete_=True, type="vitdense.TimmTrunk", arch="convnextv2_atto", out_indices=(1, 2, 3)),

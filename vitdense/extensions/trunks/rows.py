@@ -15,7 +15,7 @@ from vitdense.families import UNIT, Model
 
 
 @cache
-def foreign_row(name: str) -> Model | None:
+def find_row(name: str) -> Model | None:
     """The row of a name, with the statistics and the licence that the project states; None for another name."""
     project, _, arch = name.partition("://")
     if project == "timm":

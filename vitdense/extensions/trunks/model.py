@@ -18,10 +18,10 @@ from vitdense.checkpoint.fit import match_exactly
 from vitdense.checkpoint.load import LoadReport
 from vitdense.checkpoint.read import read, renamed_by_timm
 from vitdense.errors import OptionError
+from vitdense.extensions.trunks.measure import Facts, measure, parts
+from vitdense.extensions.trunks.rows import find_file, find_row, hub_errors
 from vitdense.layers.blocks import pad_to_multiple
 from vitdense.models.base import Backbone, check_image
-from vitdense.models.foreign.measure import Facts, measure, parts
-from vitdense.models.foreign.rows import find_file, foreign_row, hub_errors
 from vitdense.models.vit.model import default_out_indices
 
 OUTPUT_NORMS = "hidden_states_norms."  # in backbones of transformers, but not in its other models
@@ -224,7 +224,7 @@ class TransformersTrunk(ForeignTrunk):
 
     def load_weights(self, checkpoint: str | Path, sha256: str | None = None, **options: Any) -> None:
         """As the base; but ``hf://owner/repo``, or ``hf://`` and a folder, is loaded by transformers."""
-        if foreign_row(str(checkpoint)) is None:
+        if find_row(str(checkpoint)) is None:
             super().load_weights(checkpoint, sha256=sha256, **options)
             return
         kind = type(self.trunk)

@@ -14,8 +14,8 @@ from vitdense import TimmTrunk, TransformersTrunk
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.errors import OptionError
 from vitdense.export.program import export_program
+from vitdense.extensions.trunks.measure import measure
 from vitdense.families import find_model, row_of
-from vitdense.models.foreign.measure import measure
 
 # One of an architecture: plain, with windows of several kinds, convolutions that round a stride up, down or not at all.
 QUICK = (
