@@ -23,6 +23,34 @@ from vitdense.mm.config.model_index import INDEX
 
 REPO = Path(__file__).resolve().parents[1]
 PAGE = REPO / "docs/model-zoo.md"
+TRAINED_ON = {  # the end of the names of weights -> the data
+    "in1k": "ImageNet-1k",
+    "in21k": "ImageNet-21k",
+    "in22k": "ImageNet-22k",
+    "inw21k": "ImageNet-21k, release of winter 2021",
+    "in21k_ft_in1k": "ImageNet-21k, then 1k",
+    "in22k_ft_in1k": "ImageNet-22k, then 1k",
+    "dist_in1k": "ImageNet-1k, distilled",
+    "distilled_in1k": "ImageNet-1k, distilled",
+    "dino": "ImageNet-1k without labels, DINO",
+    "mae": "ImageNet-1k without labels, MAE",
+    "fcmae": "ImageNet-1k without labels, FCMAE",
+    "fcmae_ft_in1k": "ImageNet-1k, first without labels, FCMAE",
+    "lvd142m": "LVD-142M without labels, DINOv2",
+    "lvd1689m": "LVD-1689M without labels, DINOv3",
+    "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
+    "robbyant": "LingBot-Vision",
+    "c_radio": "features of other foundation models, C-RADIO",
+    **dict.fromkeys(("r896", "r1024"), "images and videos with masks, SAM 2"),
+    **dict.fromkeys(("r896_2pt1", "r1024_2pt1"), "images and videos with masks, SAM 2.1"),
+    "fb": "Perception Encoder",
+    "webli": "WebLI, images and texts",
+    "mim_in22k": "ImageNet-22k without labels, EVA-02",
+    "mim_m38m": "Merged-38M without labels, EVA-02",
+    "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",
+    "mim_in22k_ft_in22k_in1k": "ImageNet-22k without labels, then 22k and 1k",
+    "mim_m38m_ft_in22k_in1k": "Merged-38M without labels, then ImageNet-22k and 1k",
+}
 SHAPES = {"coco": (800, 1280), "ade20k": (512, 2048), "panoptic": (640, 640)}  # at which papers count
 
 
@@ -89,7 +117,7 @@ def tables(of_backbone: Callable[[Model], tuple], of_recipe: Callable[[Mapping[s
     for name, group in grouped((row for row in MODELS.values() if row.weights), lambda row: parts(row)[1]).items():
         hosts = [re.sub(r"(https://)?([\w.-]+).*", r"\2", row.weights) for row in group]
         facts = [row.licence for row in group], hosts, [row.family for row in group]
-        lines.append((f"`{name}`", group[0].trained_on, *(", ".join(dict.fromkeys(fact)) for fact in facts)))
+        lines.append((f"`{name}`", trained_on(group[0]), *(", ".join(dict.fromkeys(fact)) for fact in facts)))
     found["Weights"] = table("| weights | trained on | licence | from | families |", lines)
     lines = []
     for recipe in recipes():
@@ -117,6 +145,12 @@ def filled(text: str, found: Mapping[str, str]) -> str:
         if times != 1:
             raise ValueError(f"{PAGE}: got {times} tables after a heading {heading!r}, expected one")
     return text
+
+
+def trained_on(row: Model) -> str | None:
+    """The data of a row's weights, and how labels were used."""
+    name = parts(row)[1]
+    return TRAINED_ON.get(name) or TRAINED_ON.get(name.partition("_")[2])
 
 
 def parts(row: Model) -> tuple[str, str]:

@@ -39,34 +39,6 @@ HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 OPEN_SOURCE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "cc0-1.0")  # licences, in small letters
 RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
-TRAINED_ON = {  # the end of the names of weights -> the data
-    "in1k": "ImageNet-1k",
-    "in21k": "ImageNet-21k",
-    "in22k": "ImageNet-22k",
-    "inw21k": "ImageNet-21k, release of winter 2021",
-    "in21k_ft_in1k": "ImageNet-21k, then 1k",
-    "in22k_ft_in1k": "ImageNet-22k, then 1k",
-    "dist_in1k": "ImageNet-1k, distilled",
-    "distilled_in1k": "ImageNet-1k, distilled",
-    "dino": "ImageNet-1k without labels, DINO",
-    "mae": "ImageNet-1k without labels, MAE",
-    "fcmae": "ImageNet-1k without labels, FCMAE",
-    "fcmae_ft_in1k": "ImageNet-1k, first without labels, FCMAE",
-    "lvd142m": "LVD-142M without labels, DINOv2",
-    "lvd1689m": "LVD-1689M without labels, DINOv3",
-    "sat493m": "SAT-493M, satellite images, without labels, DINOv3",
-    "robbyant": "LingBot-Vision",
-    "c_radio": "features of other foundation models, C-RADIO",
-    **dict.fromkeys(("r896", "r1024"), "images and videos with masks, SAM 2"),
-    **dict.fromkeys(("r896_2pt1", "r1024_2pt1"), "images and videos with masks, SAM 2.1"),
-    "fb": "Perception Encoder",
-    "webli": "WebLI, images and texts",
-    "mim_in22k": "ImageNet-22k without labels, EVA-02",
-    "mim_m38m": "Merged-38M without labels, EVA-02",
-    "mim_in22k_ft_in1k": "ImageNet-22k without labels, then 1k",
-    "mim_in22k_ft_in22k_in1k": "ImageNet-22k without labels, then 22k and 1k",
-    "mim_m38m_ft_in22k_in1k": "Merged-38M without labels, then ImageNet-22k and 1k",
-}
 Arch = TypeVar("Arch")
 
 
@@ -104,12 +76,6 @@ class Model:
     gate: str | None = None
     patch_size: int | None = None
 
-    @property
-    def trained_on(self) -> str | None:
-        """The data of the weights, and how labels were used."""
-        name = self.name.partition(".")[2]
-        return TRAINED_ON.get(name) or TRAINED_ON.get(name.partition("_")[2])
-
     def without_weights(self) -> "Model":
         """The row without the facts of its weights; mean and std stay."""
         return replace(self, name=self.model, weights=None, licence=None, sha256=None, gate=None)
@@ -142,27 +108,21 @@ def folders_with(part: str) -> dict[str, str]:
 
 @cache
 def _tables() -> dict[str, dict[str, Model]]:
-    """The rows by name, in four tables.
+    """The rows by name, in three tables.
 
-    `MODELS`: full names. `DEFAULTS`: names without weights, for the first row of each model. `SHORT`: names of version
-    0.1, with one letter for the size (swin_t.ms_in1k). `TIMM`: timm's names, with and without the part after the dot.
+    `MODELS`: full names. `DEFAULTS`: names without weights, for the first row of each model. `TIMM`: timm's names, with
+    and without the part after the dot.
     """
     sizes = [import_module(f"{folder}.sizes") for folder in folders_with("sizes").values()]
     models = {row.name: row for module in sizes for row in module.rows()}
-    short = {
-        new: row
-        for name, row in models.items()
-        if row.weights and row.family in ("Swin", "SwinV2", "MViT", "ViT")
-        if (new := re.sub(r"_(tiny|small|medium|base|large|huge)", lambda size: size[0][:2], name, count=1)) != name
-    }
     hosted = {row.weights.removeprefix("timm://"): row for row in models.values() if "timm://" in (row.weights or "")}
     timm = {name.partition(".")[0]: row for name, row in reversed(hosted.items())} | hosted
     defaults = {row.model: row for row in reversed(models.values())}
-    return {"MODELS": models, "DEFAULTS": defaults, "SHORT": short, "TIMM": timm}
+    return {"MODELS": models, "DEFAULTS": defaults, "TIMM": timm}
 
 
 def __getattr__(name: str) -> dict[str, Model]:
-    if name not in ("MODELS", "DEFAULTS", "SHORT", "TIMM"):
+    if name not in ("MODELS", "DEFAULTS", "TIMM"):
         raise AttributeError(f"module 'vitdense.families' has no attribute {name!r}")
     return _tables()[name]
 
@@ -170,8 +130,8 @@ def __getattr__(name: str) -> dict[str, Model]:
 def find_model(name: str) -> Model | None:
     """The row of a name, or None.
 
-    ``swin_tiny`` means the first row of this model, ``swin_t.ms_in1k`` means ``swin_tiny.ms_in1k``, and timm's
-    ``vit_base_patch16_224.mae`` means ``vit_base.mae``. Extensions have further names, such as ``timm://NAME``.
+    ``swin_tiny`` means the first row of this model, and timm's ``vit_base_patch16_224.mae`` means ``vit_base.mae``.
+    Extensions have further names, such as ``timm://NAME``.
     """
     found = next((table[name] for table in _tables().values() if name in table), None)
     folders = [folder for folder, start in seams.backbones().values() if name.startswith(start)]

@@ -126,7 +126,7 @@ def test_log_history_loads_and_getattr_is_limited_to_log_buffers(tmp_path):
 
 def test_find_checkpoint_keeps_urls_and_names_of_weights(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = "swin_t.ms_in1k"
+    name = "swin_tiny.ms_in1k"
     assert [find_checkpoint(c) for c in (name, "hf://o/r/a.pth")] == [name, "hf://o/r/a.pth"]
     (tmp_path / name).mkdir()  # a folder of that name has priority
     with pytest.raises(CheckpointNotFoundError):
