@@ -84,12 +84,14 @@ def test_declared_channels_and_strides(make, size):
 
 @every
 @pytest.mark.parametrize(
-    ("frozen_stages", "out_indices"), [(-1, (1, 2, 3)), (-1, (2,)), (0, (0, 1)), (2, (1, 2, 3)), (2, (0, 1))]
+    ("frozen_stages", "out_indices"),
+    [(-1, (1, 2, 3)), (-1, (2,)), (0, (0, 1)), (2, (1, 2, 3)), (2, (0, 1)), ("all", (1, 2, 3))],
 )
 def test_every_trainable_parameter_gets_a_gradient_and_no_other(make, frozen_stages, out_indices):
     model = make(frozen_stages=frozen_stages, out_indices=out_indices).train()
     loss = sum(out.square().mean() for out in model(torch.randn(1, 3, 72, 104)))
-    # All is frozen up to the last output: then nothing may be tracked, let alone trainable.
+    # All is frozen up to the last output: then nothing may be tracked, let alone trainable, nor drop paths.
+    assert frozen_stages != "all" or not any(m.training for child in model.children() for m in child.modules())
     assert loss.requires_grad == any(p.requires_grad for p in model.parameters())
     if loss.requires_grad:
         loss.backward()

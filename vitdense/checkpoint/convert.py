@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, refuse_omitted, unwrap
+from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.read import parts_in_timm
 from vitdense.checkpoint.rename import Scheme, find_rule, reverse
@@ -98,7 +98,6 @@ def convert(
     Raises:
         CheckpointMismatchError: The checkpoint has no known scheme, or the new scheme has no name for a tensor.
     """
-    refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint), (family,) if family else None, prefix, scheme)
     parts_in_timm(checkpoint, match.family)  # raises if our model would compute something else
     ours = match.ours

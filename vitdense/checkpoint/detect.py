@@ -112,18 +112,6 @@ def is_finite(x: Tensor) -> bool:
     return math.isfinite(low.item() + high.item())
 
 
-def refuse_omitted(checkpoint: Mapping) -> None:
-    """Refuse a checkpoint that `OmitFrozenBackboneHook` of vitdense 0.3 saved without its frozen backbones."""
-    meta = checkpoint.get("meta", {})
-    if not isinstance(meta, Mapping):
-        raise CheckpointMismatchError(f"meta of the checkpoint: got {meta!r:.100}, expected a dict")
-    for name, (weights, _) in meta.get("omitted_backbones", {}).items():
-        raise CheckpointMismatchError(
-            f"the checkpoint was saved without its frozen {name}, which has the weights {weights['checkpoint']}: load "
-            f"those for the {name}; for a whole model save the state dict of vitdense.load(...).model with vitdense 0.3"
-        )
-
-
 def readings(
     state: Mapping[str, Tensor],
     families: Iterable[str] | None = None,

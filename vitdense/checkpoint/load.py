@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import WRAPPERS, Match, detect, entries, refuse_omitted, unwrap
+from vitdense.checkpoint.detect import WRAPPERS, Match, detect, entries, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.fill import fill
 from vitdense.checkpoint.fit import fit, fresh_pattern, match_exactly, same_kind, with_channels
@@ -180,7 +180,6 @@ def load_pretrained(
     source = str(checkpoint) if is_file else "state dict"
     if is_file:
         checkpoint = read(checkpoint, sha256=sha256, allow_pickle=allow_pickle, map_location=map_location)
-    refuse_omitted(checkpoint)
     match = detect(unwrap(checkpoint, entry), (model.family,), prefix, scheme)
     for name, theirs in parts_in_timm(checkpoint, match.family).items():
         if (ours := getattr(model.arch, name)) != theirs:
@@ -249,7 +248,6 @@ def fit_whole(
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
     """
-    refuse_omitted(checkpoint)
     state = unwrap(checkpoint)
     if any(key.startswith("backbone.simfp_") for key in state):
         state = rename(state, DETECTOR)

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import refuse_omitted, unwrap
+from vitdense.checkpoint.detect import unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fill import fill
 from vitdense.checkpoint.fit import match_exactly
@@ -112,7 +112,6 @@ class ForeignTrunk(Backbone):
     def load_weights(self, checkpoint: str | Path, entry: str | None = None, prefix: str = "", **options: Any) -> None:
         """Load weights of the project, or a state dict of this class, exactly; for `options` see `read`."""
         content = read(checkpoint, **options)
-        refuse_omitted(content)
         state = {key.removeprefix(prefix): x for key, x in unwrap(content, entry).items() if key.startswith(prefix)}
         self.fill(state, str(checkpoint), content.get("timm_model"))
 
