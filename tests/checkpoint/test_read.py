@@ -205,6 +205,8 @@ NOT_WEIGHTS = {  # content, and what the error names
     "photos": (photos, r"photos\.pth"),
     "tensor": (partial(torch.save, torch.ones(2)), "Tensor"),
     "module": (partial(torch.save, torch.nn.Linear(2, 2)), r"torch\.nn\.modules\.linear\.Linear"),
+    "many tensors": ((10**8).to_bytes(8, "little") + b'{"a', "header of 100000000 bytes"),
+    "long text": (b"\x80\x04\x8e" + (10**15).to_bytes(8, "little") + b"a.", "MemoryError"),
 }
 
 

@@ -27,6 +27,7 @@ NUMPY_GLOBALS = (
     *{type(np.dtype(t)) for t in ("float64", "float32", "int64", "int32", "uint32", "uint8", "bool")},
 )
 
+LONGEST_HEADER = 2**24  # bytes of a safetensors file: some 10^5 tensors
 TORCH_MAGIC = b"\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19"  # 0x1950a86a20f9469cfc6c: torch files from before torch 1.6
 
 
@@ -47,9 +48,9 @@ def read_file(
             saved = load_file(path, backend="pread")
         else:
             saved = _read_pickle(path, allow_pickle)
-    except (MemoryError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # parsers raise many types on damage
+    except Exception as error:  # parsers raise many types on damage, and MemoryError for a length that is wrong
         # Torch's unpickler raises UnpicklingError for code, ours a subclass. Python's raises it for damage too.
         refusal = pickle.UnpicklingError if kind == "torch" else _RefusedError
         if isinstance(error, refusal) and not allow_pickle:
@@ -85,7 +86,12 @@ def _kind(path: Path) -> str:
         head = file.read(64)
     if head.startswith(b"PK") or TORCH_MAGIC in head:
         return "torch"
-    if head[8:9] == b"{":  # after the length of the header
+    if head[8:9] == b"{":
+        if (length := int.from_bytes(head[:8], "little")) > LONGEST_HEADER:
+            raise CheckpointMismatchError(
+                f"{path} is no checkpoint, or damaged: got a safetensors header of {length} bytes, expected at most "
+                f"{LONGEST_HEADER}"
+            )
         return "safetensors"
     if head[:1] == b"\x80":
         return "pickle"
