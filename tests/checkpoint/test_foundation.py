@@ -366,12 +366,6 @@ def test_rows_have_the_authors_taps_and_rules_of_positions():
         assert {name: ViT(name).out_indices for name in blocks} == blocks
 
 
-@pytest.mark.parametrize("out_norm", ["each", "final", "shared"])
-def test_every_norm_has_the_epsilon_of_the_arch(out_norm):
-    model = ViT({**DINOV2_NANO, "norm_eps": 1e-3, "pre_norm": True, "ffn": "swiglu_norm"}, out_norm=out_norm)
-    assert {module.eps for module in model.modules() if isinstance(module, nn.LayerNorm)} == {1e-3}
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("names", ["transformers_eomt", "eomt_dinov3"])
 def test_trunks_of_eomt_with_either_mlp(names, gated):

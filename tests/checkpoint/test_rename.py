@@ -5,8 +5,7 @@ import torch
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Transform, rename, reverse
-from vitdense.checkpoint.schemes import NAMING, NO_BIAS, TOKEN_POSITION
-from vitdense.models.swin.checkpoint import from_unfold, to_unfold
+from vitdense.checkpoint.schemes import NAMING, TOKEN_POSITION
 from vitdense.models.swin_v2.checkpoint import NO_KEY_BIAS
 
 RULES = (
@@ -92,27 +91,6 @@ def test_missing_or_excess_parts_are_refused():
         rename({"pos": torch.ones(1, 6, 2)}, fewer)
     with pytest.raises(CheckpointMismatchError, match=r"\(1, 2, 8, 2\)"):
         rename({"table": torch.ones(1, 2, 8, 2)}, reverse(rules))
-
-
-def test_patch_embedding_without_bias_is_read_as_zero_bias():
-    weight = torch.randn(4, 3, 2, 2)
-    (_, bias), with_one = NO_BIAS.forward(weight), (weight, torch.ones(4))
-    assert torch.equal(bias, torch.zeros(4))
-    assert len(NO_BIAS.inverse(weight, bias)) == 1
-    assert NO_BIAS.inverse(*NO_BIAS.forward(*with_one)) == with_one
-
-
-def test_from_unfold_equals_nn_unfold():
-    """A merging that concatenates what nn.Unfold yields equals the authors' on the reordered weight, also H != W."""
-    c, x = 3, torch.randn(1, 3, 4, 6)
-    weight = torch.randn(5, 4 * c)
-    theirs = torch.nn.functional.unfold(x, kernel_size=2, stride=2).transpose(1, 2) @ weight.T  # [1, 6, 5]
-    blocks = [x[:, :, r::2, s::2] for r, s in ((0, 0), (1, 0), (0, 1), (1, 1))]
-    ours = torch.cat(blocks, 1).flatten(2).transpose(1, 2) @ from_unfold(weight).T
-    torch.testing.assert_close(ours, theirs)
-    assert torch.equal(from_unfold(weight[0]), from_unfold(weight)[0])  # norms too
-    assert torch.equal(to_unfold(from_unfold(weight)), weight)
-    assert not torch.equal(from_unfold(from_unfold(weight)), weight)  # it is no involution
 
 
 def test_unused_key_bias_is_written_as_zero():

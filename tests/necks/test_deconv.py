@@ -82,25 +82,6 @@ def test_vitdets_levels_have_one_width_and_five_equal_an_fpn():
     assert not any(conv.bias is not None for conv in neck.convs.modules() if isinstance(conv, nn.Conv2d))
 
 
-def test_vitdet_output_convolutions():
-    """1x1 and 3x3 convolutions without a bias, a LayerNorm over the channels after each, no activation."""
-    torch.manual_seed(0)
-    neck = DeconvPyramid(8, "vitdet", out_channels=4).double()
-    for parameter in neck.parameters():
-        nn.init.normal_(parameter)
-
-    def norm(x, layer):
-        x = (x - x.mean(1, keepdim=True)) / (x.var(1, unbiased=False, keepdim=True) + 1e-6).sqrt()
-        return x * layer.weight[:, None, None] + layer.bias[:, None, None]
-
-    x = torch.randn(1, 8, 3, 5, dtype=torch.float64)
-    with torch.no_grad():
-        first, norm1, second, norm2 = neck.convs[2]
-        want = norm(torch.einsum("bchw,dc->bdhw", x, first.weight[:, :, 0, 0]), norm1)
-        want = norm(nn.functional.conv2d(want, second.weight, padding=1), norm2)
-        torch.testing.assert_close(neck([x])[2], want)
-
-
 @pytest.mark.parametrize(
     ("design", "millions", "billions"), [("vitdet", 0.66, 3.5), ("beit", 1.77, 14.2), ("light", 0.01, 0.0)]
 )
