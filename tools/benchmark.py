@@ -80,12 +80,14 @@ def main() -> None:
         parser.error(f"--peer: got {' '.join(args.peer)}, expected one for timing")
 
     from measuring import measure, models_of
+    from vitdense.mm.console import exit_on_user_error
 
-    try:
-        models = models_of(args)
-    except ValueError as error:
-        parser.error(str(error))
-    measure(args, models)
+    with exit_on_user_error():
+        try:
+            models = models_of(args)
+        except ValueError as error:
+            parser.error(str(error))
+        measure(args, models)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Detectors write pictures with boxes, masks and scores, and predictions.json in C
 with classes and a legend, and label maps.
 """
 
-import signal
 import sys
 from pathlib import Path
 
@@ -64,7 +63,6 @@ def main() -> None:
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None
     with exit_on_user_error():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what is done is written
         start_processes()
         inference = Inference.of(args)
         inference.tune_cpu()

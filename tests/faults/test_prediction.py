@@ -128,7 +128,7 @@ def test_what_is_done_is_kept_when_it_is_stopped(checkpoint, photos, tmp_path, n
         assert done.poll() is None, done.communicate()
     done.send_signal(number)
     text = "".join(done.communicate())
-    assert done.returncode == 130, text
+    assert done.returncode == 128 + number, text
     assert "Traceback" not in text
     assert len({item["image_id"] for item in json.loads((out / "predictions.json").read_text())}) >= 6
     assert not (out / "z.jpg").exists()

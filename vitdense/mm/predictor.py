@@ -25,7 +25,7 @@ from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts, lacks_classes
-from vitdense.mm.config.diff import OF_RESULTS, log_differences
+from vitdense.mm.config.diff import OF_RESULTS, check_task, log_differences
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model import check_tiles
 from vitdense.mm.config.model_index import find_trained, is_published
@@ -306,6 +306,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     check_device("device", device)
     allow_pickle = any(hook.get("allow_pickle", False) for _, hook in hooks(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
+    check_task(saved, cfg, checkpoint)
     log_differences(saved, cfg, OF_RESULTS)
     cfg = copy.deepcopy(cfg)
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)

@@ -49,6 +49,7 @@ def test_errors_of_a_parser_are_one_line(argv, named, capsys):
         ("train x --iters 3 --cfg-options train_cfg=dict(max_iters=4)", "train_cfg.max_iters"),
         ("train x --iters 3 --cfg-options train_cfg=None", "train_cfg"),
         ("train x --batch-size 2 --cfg-options train_dataloader.batch_size=4", "train_dataloader.batch_size"),
+        ("train x --lr 0.1", "--cfg-options sets all else, such as optim_wrapper.optimizer.lr"),
         ("train x --cfg-options a=1 a=2", "twice"),
         ("train x --cfg-options a=1 --cfg-options a=2", "twice"),
         ("train x --cfg-options custom_hooks=[dict(type='A',  momentum=1)]", "quote"),

@@ -3,8 +3,8 @@
 import pytest
 from mmengine.config import Config
 
-from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, SHOWN, differences, read_saved
-from vitdense.mm.config.load import load_config
+from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, SHOWN, check_task, differences, read_saved
+from vitdense.mm.config.load import ConfigError, load_config
 
 
 def saved(cfg):
@@ -32,6 +32,12 @@ def test_what_differs_is_named_with_both_values():
     assert [line.split(":")[0] for line in differences(saved(old), new.to_dict(), OF_RESULTS)] == [
         "model.roi_head.bbox_head.1.num_classes"
     ]
+
+
+def test_a_checkpoint_of_another_task_is_refused():
+    detector, segmentor = (load_config(f"{name}_nano_shapes") for name in ("cascade_swin", "upernet_swin"))
+    with pytest.raises(ConfigError, match=r"a\.pth: got weights of a CascadeRCNN, expected a EncoderDecoder"):
+        check_task({"meta": {"cfg": detector.pretty_text}}, segmentor, "a.pth")
 
 
 def test_long_lists_of_differences_are_cut():

@@ -52,7 +52,7 @@ SHARED = {
     ),
 }
 OF_TRAININGS = (
-    ({"amp": "bfloat16", "auto_scale_lr": True, "fresh": ["head"]}, OPTIONS),
+    ({"amp": "bfloat16", "auto_scale_lr": True, "fresh": ["head"]}, {**OPTIONS, "load_from": "a.pth"}),
     ({"amp": "float16", "resume": "a.pth"}, {}),
 )
 OF_TESTS = (
@@ -192,8 +192,9 @@ def test_options_of_the_same_command_stay_as_given():
     [
         ({"optim_wrapper.type": "AmpOptimWrapper"}, {"amp": "bfloat16"}, "optim_wrapper.type"),
         ({"auto_scale_lr.enable": False}, {"auto_scale_lr": True}, "auto_scale_lr.enable"),
-        ({"default_hooks.exact_load.fresh": ["a"]}, {"fresh": ["b"]}, "exact_load.fresh"),
-        ({"default_hooks.exact_load": None}, {"fresh": ["b"]}, "exact_load"),
+        ({"load_from": "a.pth", "default_hooks.exact_load.fresh": ["a"]}, {"fresh": ["b"]}, "exact_load.fresh"),
+        ({"load_from": "a.pth", "default_hooks.exact_load": None}, {"fresh": ["b"]}, "exact_load"),
+        ({}, {"fresh": ["b"]}, "--fresh: .*load_from"),
         ({"load_from": "a.pth"}, {"resume": "b.pth"}, "load_from"),
         ({"default_hooks.exact_load.fresh": ["a"]}, {"resume": "b.pth"}, "exact_load.fresh"),
         (

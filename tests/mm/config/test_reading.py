@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.build import build_model, explained, unknown_type
 from vitdense.mm.config.files import find_config, own_modules
 from vitdense.mm.config.load import ConfigError, load_config
 
@@ -21,6 +21,7 @@ pytest.importorskip("mmdet")
         ("\nraise RuntimeError('mine')\n", r"mine\.py:2: RuntimeError: mine"),
         ("_base_ = 'mine.py'\n", r"_base_ leads back to .*mine\.py"),
         ("_base_ = 'missing.py'\n", r"missing\.py"),
+        ("a = 1\nmodel = {'type': 'A', 'b': 1, 'type': 'B'}\n", r"mine\.py:2.*'type' twice"),
         ("", "model"),
         ("\ufeffmodel = dict()\n", r"U\+FEFF"),
         ("custom_imports = dict(imports=['no_such_module'])\nmodel = dict()\n", "no_such_module"),
@@ -40,7 +41,7 @@ def test_configs_are_python(tmp_path, suffix):
     """mmengine's reader of YAML runs code."""
     path, mark = tmp_path / f"hostile{suffix}", tmp_path / "PWNED"
     path.write_text(f'a: !!python/object/apply:os.system ["touch {mark}"]')
-    with pytest.raises(ConfigError, match=r"expected \.py"):
+    with pytest.raises(ConfigError, match=r"expected a config, \.py"):
         load_config(path)
     assert not mark.exists()
 
@@ -78,6 +79,13 @@ def test_type_that_is_not_registered_is_named_with_the_nearest(options, named):
     cfg.merge_from_dict(options)
     with pytest.raises(ConfigError, match=named):
         build_model(cfg)
+
+
+def test_an_optimizer_names_the_package_or_the_option_that_it_needs():
+    cfg = load_config("rfdetr_nano_shapes")
+    assert "pip install lion-pytorch" in unknown_type("Lion", cfg)
+    with pytest.raises(ConfigError, match=r"optimizer\.weight_decay"), explained(cfg):
+        raise ValueError("base_wd should not be None")
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,11 +26,10 @@ def main(argv: Sequence[str]) -> int:
     predict = ["predict", folder, "data/shapes/val/00001*.jpg", "--out-dir", f"{folder}/pictures"]
     for command in (train, predict, ["test", folder]):
         print(f"$ vitdense {shlex.join(command)}", flush=True)
-        process = subprocess.Popen([sys.executable, "-m", "vitdense", *command])
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:  # the command gets it too, and prints a line
-            status = process.wait() or 130
-        if status:
-            return status
+        # In a session of its own: a signal reaches it from here, once, and it ends as the command does.
+        process = subprocess.Popen([sys.executable, "-m", "vitdense", *command], start_new_session=True)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame, process=process: process.send_signal(number))
+        if status := process.wait():
+            return status if status > 0 else 128 - status
     return 0

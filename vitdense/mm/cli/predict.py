@@ -30,6 +30,7 @@ from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.precision import Inference
 from vitdense.mm.predictor import Predictor
+from vitdense.mm.processes import StopSignal
 from vitdense.results.result import Result, write_picture
 
 RESULTS, TRAINING = "predictions.json", "annotations.json"
@@ -270,7 +271,7 @@ def run(task: Task, images: Sequence[Path]) -> Any:
             if i == next_save:  # growing steps, as every save writes all again
                 task.save()
                 next_save = i * 5 // 4
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopSignal):
         task.save()
         raise
     result = task.finish()

@@ -61,7 +61,10 @@ class Parser(argparse.ArgumentParser):
         return parsed
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}; {self.prog} --help lists the options\n")
+        hint = f"{self.prog} --help lists the options"
+        if message.startswith("unrecognized") and any(type(action) is CfgOptions for action in self._actions):
+            hint += ", --cfg-options sets all else, such as optim_wrapper.optimizer.lr=1e-4"
+        self.exit(2, f"error: {message}; {hint}\n")
 
 
 class CfgOptions(argparse.Action):

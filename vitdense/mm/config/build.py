@@ -16,6 +16,12 @@ from vitdense.mm.config.options import REGISTRIES
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.guard import guard_model
 
+# Optimizers of further packages, which mmengine registers if they are installed.
+PACKAGES = {
+    **{"Lion": "lion-pytorch", "Sophia.*": "Sophia-Optimizer"},
+    **{"DAdapt.*": "dadaptation", "bnb_.*": "bitsandbytes"},
+}
+
 
 def build_model(cfg: Config) -> nn.Module:
     """Build the model of a config for one process: weights not initialised, BN for SyncBN; see `guard_model`."""
@@ -33,6 +39,12 @@ def explained(cfg: Config) -> Iterator[None]:
     """
     try:
         yield
+    except ValueError as error:
+        if str(error) != "base_wd should not be None":
+            raise
+        raise ConfigError(
+            "optim_wrapper.optimizer.weight_decay: got none, but paramwise_cfg has factors of it; set it, such as 0.05"
+        ) from error
     except (KeyError, TypeError) as error:
         text = " ".join(str(error.args[0] if error.args else error).split())
         absent = re.match(r"(\S+) is not in the \w+::.+? registry", text)
@@ -52,7 +64,9 @@ def _same(value: object, name: str) -> bool:
 
 
 def unknown_type(name: str, cfg: Config) -> str:
-    """The message for a `type` that no class is registered by, with a near name."""
+    """The message for a `type` that no class is registered by, with a near name, or the package that has it."""
+    if found := [package for pattern, package in PACKAGES.items() if re.fullmatch(pattern, name)]:
+        return f"{name} is not installed; pip install {found[0]}"
     names: set[str] = set()
     for root in REGISTRIES:
         with root.switch_scope_and_registry(cfg.get("default_scope", "mmdet")) as scoped:

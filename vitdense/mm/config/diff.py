@@ -11,6 +11,7 @@ from mmengine.logging import print_log
 from vitdense.mm.config.arguments import literal
 from vitdense.mm.config.base import ABSENT, find, flat, short
 from vitdense.mm.config.query import leaf_datasets
+from vitdense.mm.errors import ConfigError
 
 SHOWN = 12  # differences in a message
 WEIGHTS = ("init_cfg", "load_from")  # initial weights, which a checkpoint replaces
@@ -42,6 +43,14 @@ def _value(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return ast.unparse(node)
+
+
+def check_task(checkpoint: Mapping, cfg: Config, file: str) -> None:
+    """Raise a ConfigError for the checkpoint of a detector with the config of a segmentor, or the reverse."""
+    saved = read_saved(checkpoint) or {}
+    if {saved.get("default_scope"), cfg.get("default_scope")} == {"mmdet", "mmseg"}:
+        got, expected = (config["model"]["type"] for config in (saved, cfg))
+        raise ConfigError(f"{file}: got weights of a {got}, expected a {expected}, the model of {cfg.filename}")
 
 
 def log_differences(checkpoint: Mapping, cfg: Config, keys: Collection[str]) -> None:

@@ -64,6 +64,10 @@ def config_files(path: Path, above: tuple[Path, ...] = ()) -> list[Path]:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno}: {error.msg}: {(error.text or '').strip()}") from error
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
+        keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ConfigError(f"{path}:{node.lineno}: got the key {twice[0]!r} twice in a dict; leave one out")
     bases = []
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_base_":

@@ -48,7 +48,9 @@ def shipped(name: str) -> Config:
 
 def _read(path: Path) -> Config:
     if path.suffix != ".py":  # mmengine's reader of YAML runs code from it
-        raise ConfigError(f"config {path}: got {path.suffix or 'no suffix'}, expected .py; write its entries as Python")
+        raise ConfigError(
+            f"config {path}: got {path.suffix or 'no suffix'}, expected a config, .py; vitdense new writes one for data"
+        )
     files = config_files(path)
     sys.path += [folder for folder in dict.fromkeys(str(file.parent) for file in files) if folder not in sys.path]
     try:

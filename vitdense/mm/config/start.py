@@ -12,6 +12,7 @@ from vitdense.files import sha256_of
 from vitdense.mm.checkpoints import REST, is_checkpoint, read_checkpoint
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.classes import follow_checkpoint, follow_points, model_classes
+from vitdense.mm.config.diff import check_task
 from vitdense.mm.config.files import named_files
 from vitdense.mm.config.query import drop_weights, hooks
 from vitdense.mm.data.classes import classes_of, difference, meta_of
@@ -52,6 +53,9 @@ def agree_on(cfg: Config, asked: Asked) -> None:
 def keep_fresh(cfg: Config, asked: Asked) -> None:
     """Name parameters that keep their initial values when `load_from` is loaded; see `ExactLoadHook`."""
     if asked.fresh and asked.resume is None:
+        if not cfg.get("load_from"):
+            got = "got a config without load_from, whose parameters it leaves out"
+            raise ConfigError(f"--fresh: {got}; name the checkpoint: --cfg-options load_from=FILE.pth")
         kept = cfg.setdefault("default_hooks", ConfigDict())
         kept.exact_load = {"type": "vitdense.ExactLoadHook", **kept.get("exact_load", {}), "fresh": list(asked.fresh)}
 
@@ -88,6 +92,8 @@ def follow_outputs(cfg: Config, asked: Asked) -> None:
         file = str(saved if Path(saved).is_file() else Path(saved, REST))
         content = read_checkpoint(file, "meta", any(hook.get("allow_pickle") for hook in options))
         is_fresh = any(hook.get("fresh") for hook in options)
+        if not is_fresh:
+            check_task(content, cfg, file)
         follow_checkpoint(cfg, file, classes_of(content), is_fresh)
         if (points := meta_of(content).get("keypoints")) and not is_fresh:
             try:

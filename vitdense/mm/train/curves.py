@@ -1,5 +1,6 @@
 """Curves of training runs, from the scalars that mmengine writes."""
 
+import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +43,9 @@ def draw_curves(work_dirs: Sequence[str | Path], out_file: Path, metrics: Sequen
         )
     known = dict.fromkeys(key for records in runs.values() for record in records for key in record)
     if unknown := [name for name in metrics if name not in known]:
-        raise ConfigError(f"--metrics: got {', '.join(unknown)}; expected some of {', '.join(known)}")
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"expected some of {', '.join(known)}"
+        raise ConfigError(f"--metrics: got {', '.join(unknown)}; {hint}")
     shown = ["loss", "base_lr", *(metrics or [key for key in known if key.endswith(("mAP", "mIoU"))])]
     figure = Figure(figsize=(8, 1 + 2.4 * len(shown)), layout="constrained")
     for i, key in enumerate(shown, 1):
