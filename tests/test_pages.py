@@ -151,6 +151,16 @@ def small_data(tmp_path_factory):
                 for i, (x, y, w, h) in enumerate(found)
             )
             (root / birds / f"{path.stem}.txt").write_text("".join(lines))
+    link(images, "VOCdevkit/VOC2012/JPEGImages")
+    for folder in ("Annotations", "ImageSets/Main"):
+        (root / "VOCdevkit/VOC2012" / folder).mkdir(parents=True)
+    for split in ("train", "val"):
+        names = "".join(f"{path.stem}\n" for path in images.iterdir())
+        (root / f"VOCdevkit/VOC2012/ImageSets/Main/{split}.txt").write_text(names)
+    for path in images.iterdir():
+        box = "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), (9, 9, 40, 40)))
+        text = f"<annotation><object><name>owl</name><bndbox>{box}</bndbox></object></annotation>"
+        (root / f"VOCdevkit/VOC2012/Annotations/{path.stem}.xml").write_text(text)
     (root / "birds/data.yaml").write_text("path: .\ntrain: images/train\nval: images/val\nnames: [owl, wren]\n")
     return root
 

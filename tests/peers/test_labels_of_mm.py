@@ -1,5 +1,6 @@
 """Label maps and XML files hold what mmseg's and mmdet's own readers take from them."""
 
+import json
 from collections import Counter
 
 import cv2
@@ -12,6 +13,7 @@ pytest.importorskip("mmseg")
 from mmdet.datasets import XMLDataset
 from mmseg.datasets.transforms import LoadAnnotations
 
+from vitdense.mm.data.detection import CocoDataset
 from vitdense.mm.data.label_maps import LabelMaps, read_label_map
 from vitdense.mm.data.voc import read_voc
 
@@ -80,23 +82,29 @@ FILES = {
     "nan": xml(box(corners=("nan", 1, 2, 3))),
     "word": xml(box(more="<difficult>yes</difficult>")),
     "nameless": xml("<object><bndbox/></object>"),
-    "float size": xml(box(), size="<size><width>80.0</width><height>60</height></size>"),
+    "float_size": xml(box(), size="<size><width>80.0</width><height>60</height></size>"),
     "png": xml(box(), size=""),
 }
-REFUSED = ("gb2312", "unknown", "nan", "word", "nameless", "float size", "png")
+REFUSED = ("gb2312", "unknown", "nan", "word", "nameless", "float_size", "png")
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_xml(name, tmp_path):
-    for folder in ("JPEGImages", "Annotations"):
-        (tmp_path / folder).mkdir()
-    content = FILES[name]
+@pytest.fixture(params=FILES)
+def files(request, tmp_path):
+    """The name of a file in a folder of Pascal VOC, and the options of a data set of it."""
+    name, content = request.param, FILES[request.param]
+    for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / f"Annotations/{name}.xml").write_bytes(content if isinstance(content, bytes) else content.encode())
     suffix = ".png" if name == "png" else ".jpg"
     cv2.imwrite(str(tmp_path / f"JPEGImages/{name}{suffix}"), np.zeros((60, 80, 3), np.uint8))
-    (tmp_path / "all.txt").write_text(f"{name}\n")
-    options = {"data_root": str(tmp_path), "ann_file": "all.txt", "data_prefix": {"sub_data_root": ""}}
-    options |= {"metainfo": {"classes": ("cat", "dog", "café")}, "pipeline": []}
+    (tmp_path / "ImageSets/Main/train.txt").write_text(f"{name}\n")
+    options = {"data_root": str(tmp_path), "ann_file": "ImageSets/Main/train.txt", "pipeline": []}
+    options |= {"data_prefix": {"sub_data_root": ""}, "metainfo": {"classes": ("cat", "dog", "café")}}
+    return name, options
+
+
+def test_xml(files):
+    name, options = files
     found = read_voc(XMLDataset(**options, lazy_init=True))
     if name in REFUSED:
         with pytest.raises((AttributeError, LookupError, OSError, SyntaxError, ValueError)):
@@ -110,3 +118,38 @@ def test_xml(name, tmp_path):
     assert own == Counter(built.metainfo["classes"][one["bbox_label"]] for one in learned)
     assert found.sizes == {info["img_path"]: (info["width"], info["height"])}
     assert found.faults == [] or name == "shares"  # whose boxes have no area
+
+
+def test_folders_that_new_reads(files, tmp_path):
+    """Boxes, labels and ignored objects of the written file are those of mmdet's data set; names are trimmed."""
+    read_folder = pytest.importorskip("vitdense.extensions.formats.voc").read_folder
+    name, options = files
+    content, _, faults = read_folder(tmp_path, "train")
+    assert all(fault.grave for fault in faults)
+    if name in ("gb2312", "png"):  # which mmdet does not read
+        assert not faults
+        assert [one["bbox"] for one in content["annotations"]] == [[9, 9, 20, 20]]
+        return
+    names = ("cat", "dog", "café", " cat ", "dog\n", "owl")
+    try:
+        (want,) = XMLDataset(**{**options, "metainfo": {"classes": names}}).load_data_list()
+    except (AttributeError, LookupError, SyntaxError, ValueError):
+        assert len(faults) == 1
+        return
+    assert not faults
+    (tmp_path / "all.json").write_text(json.dumps(content))
+    options |= {"ann_file": "all.json", "data_prefix": {"img": "JPEGImages"}, "test_mode": True}
+    options["metainfo"] = {"classes": [one["name"] for one in content["categories"]]}
+    (got,) = CocoDataset(**options).load_data_list()
+    own, theirs = (
+        [
+            (*box, one["ignore_flag"], of[one["bbox_label"]].strip())
+            for one in found["instances"]
+            if (box := one["bbox"])[2] > box[0]
+        ]  # others are left out by both trainings
+        for found, of in ((got, options["metainfo"]["classes"]), (want, names))
+    )
+    assert sorted(own) == sorted(theirs)
+    assert [got[key] for key in ("img_path", "width", "height")] == [
+        want[key] for key in ("img_path", "width", "height")
+    ]

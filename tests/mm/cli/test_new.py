@@ -434,27 +434,9 @@ def test_segmentation_options_that_do_not_fit_are_named(maps, capsys, names, opt
     assert message in capsys.readouterr().err
 
 
-def test_yolo(capsys):
-    for split in ("train", "val"):
-        for i in range(2):
-            for kind in ("images", "labels"):
-                Path("birds", kind, split).mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (96, 64)).save(f"birds/images/{split}/{i}.jpg")
-            Path(f"birds/labels/{split}/{i}.txt").write_text("1 0.5 0.5 0.5 0.5\n")
-    Path("birds/data.yaml").write_text("names: [owl, jay]\ntrain: images/train\nval: images/val\n")
-    assert run("new", "detection", "--yolo", "birds/data.yaml", "mine.py") == 2
-    assert "--boxes to train on boxes alone" in capsys.readouterr().err
-    Path("mine_val.json").write_text("corrected by hand")
-    assert run("new", "detection", "--yolo", "birds/data.yaml", "--boxes", "mine.py") == 2
-    assert Path("mine_val.json").read_text() == "corrected by hand"
-    assert not Path("mine_train.json").exists()
-    cfg = made("new", "detection", "--yolo", "birds/data.yaml", "--boxes", "--force")
-    assert cfg.train_dataloader.dataset.metainfo.classes == ("owl", "jay")
-    assert cfg.val_evaluator.ann_file == "./mine_val.json"
-    assert cfg.train_dataloader.dataset.data_prefix.img == "birds/images/train"
-    assert run("new", "detection", "--yolo", "birds/data.yaml", "--images", "birds", "other.py") == 2
-    assert run("new", "detection", "--train", "mine_train.json", "other.py") == 2
-    assert capsys.readouterr().err.count("or --yolo alone") == 2
+def test_files_of_a_detector_are_needed(capsys):
+    assert run("new", "detection", "--train", "train.json", "mine.py") == 2
+    assert "--val" in capsys.readouterr().err
 
 
 def test_a_dense_image_raises_the_limits(boxes, capsys):

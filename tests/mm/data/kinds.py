@@ -29,7 +29,7 @@ from vitdense.mm.data.panoptic import ids_of_colours
 
 W, H = 80, 60
 BASES = {"coco": "cascade_swin_nano_shapes", "maps": "upernet_swin_nano_camvid", "panoptic": "eomt_nano_shapes"}
-BASES |= {"yolo": "cascade_rcnn_swin_nano_shapes", "voc": "cascade_rcnn_swin_nano_shapes"}
+BASES |= dict.fromkeys(("yolo", "voc", "voc_folder"), "cascade_rcnn_swin_nano_shapes")
 DATA_CHECKS = (data_checks.files, data_checks.classes, data_checks.contents, data_checks.overlap)
 SPLITS = {"train": 3, "val": 2}
 
@@ -197,7 +197,8 @@ class Voc(Data):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names, self.difficult = ["cat", "dog"], 0
+        self.names, self.difficult, self.head = ["cat", "dog"], 0, ""
+        self.size = f"<size><width>{W}</width><height>{H}</height><depth>3</depth></size>"
         self.dataset = {"metainfo": {"classes": ("cat", "dog")}}
 
     @property
@@ -206,20 +207,37 @@ class Voc(Data):
         found = {f"JPEGImages/{name.replace('/', '')}": content for name, content in photos.items()}
         boxes = ((10, 10, 30, 30), (40, 20, 70, 44), (35, 2, 50, 9))
         for split, number in SPLITS.items():
-            found[f"{split}.txt"] = "".join(f"{split}{i}\n" for i in range(number)).encode()
+            found[f"ImageSets/Main/{split}.txt"] = "".join(f"{split}{i}\n" for i in range(number)).encode()
             for i in range(number):
                 objects = ""
                 for name, box in zip(self.names, boxes):
                     sides = "".join(f"<{key}>{v}</{key}>" for key, v in zip(("xmin", "ymin", "xmax", "ymax"), box))
                     about = f"<name>{name}</name><difficult>{self.difficult}</difficult>"
                     objects += f"<object>{about}<bndbox>{sides}</bndbox></object>"
-                size = f"<size><width>{W}</width><height>{H}</height><depth>3</depth></size>"
-                found[f"Annotations/{split}{i}.xml"] = f"<annotation>{size}{objects}</annotation>".encode()
+                text = f"{self.head}<annotation>{self.size}{objects}</annotation>"
+                encoding = self.head.split("'")[3] if self.head else "utf-8"
+                found[f"Annotations/{split}{i}.xml"] = text.encode(encoding)
         return found | {name: content for name, content in self.files.items() if name not in PHOTOS}
 
     def configs(self) -> dict[str, dict]:
         prefix = dict(sub_data_root="")
-        return {s: dict(type="XMLDataset", ann_file=f"{s}.txt", data_prefix=prefix) for s in SPLITS}
+        return {s: dict(type="XMLDataset", ann_file=f"ImageSets/Main/{s}.txt", data_prefix=prefix) for s in SPLITS}
+
+
+class VocFolder(Voc):
+    """The same, as `new` reads it."""
+
+    format = "voc_folder"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dataset = {}
+
+    def command(self) -> list[str]:
+        return ["detection", "--voc", ".", "--boxes", *self.options]
+
+    def configs(self) -> dict[str, dict]:
+        return {}
 
 
 class Said(SimpleNamespace):
@@ -335,7 +353,7 @@ class Tools:
         found["labels"] = torch.tensor([one["bbox_label"] for one in kept], dtype=torch.long)
         return {"img_id": sample["img_id"], "ori_shape": (sample["height"], sample["width"]), "pred_instances": found}
 
-    _of_yolo = _of_coco
+    _of_yolo = _of_voc_folder = _of_coco
 
     @staticmethod
     def _of_voc(sample: dict, dataset) -> dict:
@@ -370,7 +388,12 @@ def base_configs() -> dict:
             for key in ("num_things_classes", "num_stuff_classes"):
                 head.pop(key, None)
         coco = dict(type="vitdense.CocoMetric", metric="bbox")
-        metrics = {"coco": coco, "yolo": coco, "voc": dict(type="VOCMetric", metric="mAP", eval_mode="11points")}
+        metrics = {
+            "coco": coco,
+            "yolo": coco,
+            "voc_folder": coco,
+            "voc": dict(type="VOCMetric", metric="mAP", eval_mode="11points"),
+        }
         if kind in metrics:
             found[kind].val_evaluator = found[kind].test_evaluator = metrics[kind]
     return found

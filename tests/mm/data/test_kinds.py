@@ -11,7 +11,23 @@ from PIL import Image
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
-from kinds import SPLITS, Coco, H, Maps, Panoptic, Tools, Voc, W, Yolo, base_configs, encoded, photo, png_of, square
+from kinds import (
+    SPLITS,
+    Coco,
+    H,
+    Maps,
+    Panoptic,
+    Tools,
+    Voc,
+    VocFolder,
+    W,
+    Yolo,
+    base_configs,
+    encoded,
+    photo,
+    png_of,
+    square,
+)
 
 from vitdense.mm.checks.data import evaluators
 from vitdense.mm.checks.sets import data_sets
@@ -324,6 +340,7 @@ def no_labels(data, of=("train", "val"), first=0):
             del data.files[name]
 
 
+BOMB = {"a": "&a [x, x]", **{b: f"&{b} [{', '.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi")}}
 BOX = "0 0.25 0.333333 0.25 0.333333"
 POLYGON = "1 0.5 0.33 0.875 0.33 0.875 0.73 0.5 0.73"
 YOLO = {
@@ -358,6 +375,7 @@ YOLO = {
     "names from 1": (entry(names="{1: cat, 2: dog}"), REFUSED, "names"),
     "another nc": (entry(nc=3), REFUSED, "nc"),
     "path a number": (entry(path=2024), REFUSED, "path"),
+    "aliases that mean 10^9 words": (entry(names="[*i]", **BOMB), REFUSED, "aliases"),
     "data.yaml a list": (label(b"- a\n", "data.yaml"), REFUSED, "data.yaml"),
     "data.yaml that is no YAML": (label(b"names: [a\n", "data.yaml"), REFUSED, "data.yaml"),
     "no labels": (no_labels, REFUSED, "labels"),
@@ -555,6 +573,9 @@ def xml(content, name="Annotations/train0.xml"):
     return lambda data: data.files.__setitem__(name, content)
 
 
+NO_BOX = b"<annotation><object><name>cat</name></object></annotation>"
+OWL_XML = b"<annotation><object><name>owl</name><bndbox><xmin>9</xmin><ymin>9</ymin><xmax>39</xmax><ymax>39</ymax>"
+OWL_XML += b"</bndbox></object></annotation>"
 VOC = {
     "sound": (voc("cat", "dog"), FINE),
     "classes in another order": (voc("cat", "dog", classes=("dog", "cat")), FINE),
@@ -564,13 +585,58 @@ VOC = {
     "a name more": (voc("cat", "dog", "owl"), WARNED, "owl"),
     "a class without objects": (voc("cat", "dog", classes=("cat", "dog", "owl")), WARNED, "owl"),
     "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),
-    "an object without a box": (
-        xml(b"<annotation><object><name>cat</name></object></annotation>"),
-        REFUSED,
-        "train0.xml",
-    ),
+    "an object without a box": (xml(NO_BOX), REFUSED, "train0.xml"),
     "an image that does not exist": (lambda data: data.files.pop("train/0.jpg"), REFUSED, "train0.jpg"),
     "an image of another size": (image("train/0.jpg", photo(5, (W + 9, H))), REFUSED, "size"),
+}
+
+
+def head(encoding, *names):
+    def change(data):
+        data.head = f"<?xml version='1.0' encoding='{encoding}'?>"
+        data.names = [*names] or data.names
+
+    return change
+
+
+def named(*names):
+    return lambda data: setattr(data, "names", [*names])
+
+
+def listed(**lists):
+    return lambda data: data.files.update({f"ImageSets/Main/{k}.txt": v.encode() for k, v in lists.items()})
+
+
+def as_png(data):
+    for name in [name for name in data.files if name.endswith(".jpg")]:
+        picture = Image.open(io.BytesIO(data.files.pop(name)))
+        data.files[f"JPEGImages/{name.replace('/', '')[:-4]}.png"] = encoded(picture)
+
+
+def declared(encoding, content=b""):
+    return xml(b"<?xml version='1.0' encoding='" + encoding + b"'?><annotation>" + content + b"</annotation>")
+
+
+VOC_FOLDERS = {
+    "sound": (named("cat", "dog"), FINE),
+    "GB2312": (head("GB2312", "猫", "狗"), FINE),
+    "Shift_JIS": (head("Shift_JIS", "ねこ", "いぬ"), FINE),
+    "UTF-16": (head("UTF-16"), FINE),
+    "windows-1252": (head("windows-1252", "chât", "dog"), FINE),
+    "names with blanks": (named(" cat", "dog\n"), FINE),
+    "PNG": (as_png, FINE),
+    "no size": (lambda data: setattr(data, "size", ""), FINE),
+    "another name in the validation": (xml(OWL_XML, "Annotations/val0.xml"), WARNED, "owl"),
+    "difficult alone": (lambda data: vars(data).update(difficult=1), REFUSED, "crowds"),
+    "an encoding that does not exist": (declared(b"none"), REFUSED, "train0.xml"),
+    "bytes of another encoding": (declared(b"utf-8", b"\xe9"), REFUSED, "train0.xml"),
+    "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),
+    "an object without a box": (xml(NO_BOX), REFUSED, "train0.xml"),
+    "an empty name": (named("cat", ""), REFUSED, "no name"),
+    "no objects": (named(), REFUSED, "categories"),
+    "no list": (listed(val=""), REFUSED, "val.txt"),
+    "a name without an image": (listed(train="train0\nowl\n"), REFUSED, "owl"),
+    "an image of another size": (image("JPEGImages/train0.jpg", photo(5, (W + 9, H))), REFUSED, "size"),
 }
 
 
@@ -582,7 +648,7 @@ def check_row(data, row, bases, tmp_path, monkeypatch):
     said = {} if tools.asked is None else {"new": tools.new()}
     if tools.configs:  # YOLO's are written as COCO's
         said |= {"check": tools.check(), "train": tools.start("train", "val")}
-    if data.format == "yolo" and right == WARNED:  # the lines are no longer there
+    if data.format in ("yolo", "voc_folder") and right == WARNED:  # the lines are no longer there
         said = {"new": said["new"]}
     wrong = {
         tool: found for tool, found in said.items() if found.verdict != right or not all(x in found for x in words)
@@ -599,6 +665,12 @@ def check_row(data, row, bases, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", COCO)
 def test_coco(name, bases, tmp_path, monkeypatch):
     check_row(Coco(), COCO[name], bases, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", VOC_FOLDERS)
+def test_voc_folders(name, bases, tmp_path, monkeypatch):
+    pytest.importorskip("vitdense.extensions.formats")
+    check_row(VocFolder(), VOC_FOLDERS[name], bases, tmp_path, monkeypatch)
 
 
 OF_MASKS = ["segmentation null", "segmentation absent", "segmentation flat", "all polygons beside their boxes"]
@@ -620,6 +692,7 @@ def test_masks_stop_a_training_only_where_it_loads_them(name, bases, tmp_path, m
 
 @pytest.mark.parametrize("name", YOLO)
 def test_yolo(name, bases, tmp_path, monkeypatch):
+    pytest.importorskip("vitdense.extensions.formats")
     check_row(Yolo(), YOLO[name], bases, tmp_path, monkeypatch)
 
 

@@ -34,7 +34,7 @@ def labels(args: argparse.Namespace) -> "Labels | None":
     if args.masks or args.boxes:
         raise ConfigError("--masks, --boxes, --keypoints: got several; leave all but one out")
     if not args.train:
-        raise ConfigError("--keypoints: expected --train and --val in COCO's format; leave --yolo out")
+        raise ConfigError("--keypoints: expected --train and --val in COCO's format")
     if not args.base:
         args.method = "rfdetr"
     if len(overview(args.train).content) != 1:

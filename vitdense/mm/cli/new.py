@@ -55,13 +55,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser("vitdense new", description=__doc__)
     tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
     json_file, folder = {"type": Path, "metavar": "FILE.json"}, {"type": Path, "metavar": "DIR"}
-    yolo = "in place of --train, --val and --images: these annotations are written as COCO's, beside NAME.py"
     rfdetr = "default: cascade; rfdetr where there is no GPU of 8 GB: all its weights but the classes are from COCO"
     weights = "of rfdetr: a file of its authors or of transformers; by default downloaded"
-    add = tasks.add_parser("detection", help="annotations in COCO format, or a YOLO data set").add_argument
+    add = tasks.add_parser("detection", help="boxes and masks: annotations in COCO format").add_argument
     add("--train", **json_file, help="training annotations")
     add("--val", **json_file, help="validation annotations")
-    add("--yolo", type=Path, metavar="DATA.yaml", help=yolo)
     add("--method", choices=("cascade", "mask_rcnn", "rfdetr"), help=rfdetr)
     add("--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask")
     add("--masks", action="store_true", help="of rfdetr, which otherwise trains on boxes alone")
@@ -117,9 +115,6 @@ def set_method(args: argparse.Namespace) -> None:
             "--backbone: rfdetr starts from whole models; for other trunks give --base rfdetr_deit_s_coco"
         )
     args.boxes = not args.masks if is_rfdetr else args.boxes
-    given = [args.train, args.val, args.images]
-    if any([*given, args.val_images]) if args.yolo else not all(given):
-        raise ConfigError("expected --train, --val and --images, or --yolo alone")
 
 
 def _gpu_memory() -> int:

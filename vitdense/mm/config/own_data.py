@@ -30,9 +30,8 @@ from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import Samples, refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
 from vitdense.mm.data.panoptic import read_panoptic
-from vitdense.mm.data.yolo import read_yolo
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.seams import kind_of
+from vitdense.seams import ask, kind_of
 
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # RF-DETR's, not loaded for other classes than COCO's
 
@@ -68,13 +67,14 @@ def read(args: argparse.Namespace) -> Data:
 def _annotated(args: argparse.Namespace) -> Data:
     """Read annotations of instances or panoptic segments. The check looks at their PNGs."""
     is_panoptic, written = args.task == "panoptic", {}
-    for split, images in (("train", "images"), ("val", "val_images")) if vars(args).get("yolo") else ():
-        content, folder, faults = read_yolo(args.yolo, split)
-        refuse(fault.within("--yolo") for fault in faults)
+    others = None if is_panoptic else ask("new detection", "annotations", args)
+    if not (others or is_panoptic or (args.train and args.val and args.images)):
+        raise ConfigError("expected --train, --val and --images, or an option for another format")
+    for split, (content, folder) in (others or {}).items():
         path = args.out.with_name(f"{args.out.stem}_{split}.json")
         check_new_file(path, args.force, ".json")
         written[path] = content
-        vars(args).update({split: path, images: folder})
+        vars(args).update({split: path, "images" if split == "train" else "val_images": folder})
     files = {"train": args.train, "val": args.val}
     folders = {"img": {"train": args.images, "val": args.val_images or args.images}}
     if is_panoptic:

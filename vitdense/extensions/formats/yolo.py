@@ -68,9 +68,13 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
 
 def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
     try:
-        data = yaml.safe_load(read_text(file))
+        text = read_text(file)
+        has_aliases = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+        data = None if has_aliases else yaml.safe_load(text)  # with aliases a few lines may mean 10^9 words
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"--yolo: {file} is no YAML file ({str(error)[:200]})") from error
+    if has_aliases:
+        raise ConfigError(f"--yolo: {file}: got aliases (*name), expected values; write them out")
     if not isinstance(data, dict) or not {"names", split} <= data.keys():
         raise ConfigError(f"--yolo: {file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set")
     names, path, nc, channels = data["names"], data.get("path") or "", data.get("nc"), data.get("channels", 3)

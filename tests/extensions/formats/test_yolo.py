@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitdense.extensions.formats.yolo import read_yolo
 from vitdense.mm.data.coco import KEYS, examine
-from vitdense.mm.data.yolo import read_yolo
 
 DATA = "names: {0: fox, 1: owl}\npath: set\ntrain: images/train\nval: images/val\n"
 BOX = "1 0.5 0.25 0.2 0.1\n"

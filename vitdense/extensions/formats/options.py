@@ -1,0 +1,38 @@
+"""``--yolo`` and ``--voc`` of `vitdense new detection`."""
+
+import argparse
+from pathlib import Path
+
+from vitdense.mm.errors import ConfigError
+
+GIVEN = ("train", "val", "images", "val_images")  # options of COCO's files
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    text = "in place of --train, --val and --images: a YOLO data set, written as COCO's files beside NAME.py"
+    parser.add_argument("--yolo", type=Path, metavar="DATA.yaml", help=text)
+    parser.add_argument("--voc", type=Path, metavar="DIR", help="the same of a folder of Pascal VOC, boxes alone")
+
+
+def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None:
+    """The content of a COCO file and the folder of its images, for each split; None without an option of this module.
+
+    Raises:
+        ConfigError: The files have faults, or options do not fit.
+    """
+    from vitdense.extensions.formats.voc import read_folder
+    from vitdense.extensions.formats.yolo import read_yolo
+    from vitdense.mm.data.faults import refuse
+
+    readers = {"--yolo": (args.yolo, read_yolo), "--voc": (args.voc, read_folder)}
+    asked = [option for option, (path, _) in readers.items() if path is not None]
+    if not asked:
+        return None
+    if len(asked) > 1 or any(vars(args)[name] for name in GIVEN):
+        raise ConfigError(f"{asked[0]}: got --train, --val, --images or another format as well; give {asked[0]} alone")
+    (path, reader), found = readers[asked[0]], {}
+    for split in ("train", "val"):
+        content, folder, faults = reader(path, split)
+        refuse(fault.within(asked[0]) for fault in faults)
+        found[split] = content, folder
+    return found
