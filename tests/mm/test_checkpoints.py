@@ -7,7 +7,6 @@ import pytest
 import torch
 
 pytest.importorskip("mmengine")
-from mmengine.fileio import get_file_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
@@ -131,13 +130,3 @@ def test_find_checkpoint_keeps_urls_and_names_of_weights(tmp_path, monkeypatch):
     (tmp_path / name).mkdir()  # a folder of that name has priority
     with pytest.raises(CheckpointNotFoundError):
         find_checkpoint(name)
-
-
-def test_failed_save_keeps_the_old_file(tmp_path):
-    backend = get_file_backend(backend_args={"backend": "vitdense.atomic"})
-    path = tmp_path / "c.pth"
-    backend.put(b"old", str(path))
-    with pytest.raises(TypeError):
-        backend.put("not bytes", str(path))
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["c.pth"]

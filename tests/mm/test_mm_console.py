@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS
 from PIL import Image
 
+from vitdense import Swin
 from vitdense.mm.cli.predict import PredictionError, predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -32,11 +34,39 @@ def test_only_the_known_warnings_of_mm_are_left_out():
     assert [str(warning.message) for warning in caught] == [copied, "something else"]
 
 
-@pytest.mark.parametrize(("error", "status"), [(ConfigError("refused"), 2), (PredictionError("in part"), 1)])
-def test_the_status_says_what_is_done_in_part(capsys, error, status):
+def fail(error):
+    raise error
+
+
+def nested():
+    with exit_on_user_error():
+        raise ConfigError("inner")
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "status"),
+    [
+        (lambda: fail(ConfigError("refused")), "error: refused", 2),
+        (lambda: fail(PredictionError("in part")), "error: in part", 1),
+        (lambda: Swin("nano"), "error: arch: got 'nano'", 2),
+        (lambda: MODELS.build(dict(type="vitdense.Swin", arch="nano")), "arch: got 'nano'", 2),  # raised anew
+        (lambda: Path("/nowhere/x").write_text(""), "/nowhere/x", 2),
+        (lambda: fail(OSError(24, "Too many open files")), "Too many open files", 2),  # of the machine
+        (nested, "error: inner", 2),
+    ],
+)
+def test_errors_of_a_user_are_one_line_and_a_status(function, message, status, capsys):
     with pytest.raises(SystemExit) as end, exit_on_user_error():
-        raise error
-    assert (end.value.code, capsys.readouterr().err) == (status, f"error: {error}\n")
+        function()
+    printed = capsys.readouterr().err
+    assert (end.value.code, printed.count("\n")) == (status, 1)
+    assert message in printed
+
+
+@pytest.mark.parametrize("fault", [OSError("socket"), ConnectionResetError(104, "reset"), ValueError(), KeyError()])
+def test_other_errors_keep_their_traceback(fault):
+    with pytest.raises(type(fault)), exit_on_user_error():
+        raise fault
 
 
 def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):

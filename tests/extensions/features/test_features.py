@@ -1,10 +1,7 @@
 """Maps of a frozen trunk that are computed once: the same training, no passes, and nothing old, cut or foreign."""
 
-import errno
-import os
 import shutil
 from itertools import islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +15,6 @@ from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.structures import InstanceData
-from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -166,11 +162,11 @@ MAPS = [torch.arange(24.0).view(2, 3, 4).permute(2, 0, 1), torch.ones(4)]
 KEY = "ab" * 32
 
 
-def rewrite(path, **changes):
-    """The file again, with other tensors or another header."""
+def rewrite(path, *tensors):
+    """The file again, with other tensors."""
     with safe_open(path, "pt") as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
-    save_file(changes.pop("tensors", tensors), path, {**about, **changes})
+        about = file.metadata()
+    save_file({str(i): x for i, x in enumerate(tensors)}, path, about)
 
 
 def other_file(store, path):
@@ -178,45 +174,19 @@ def other_file(store, path):
     shutil.copy(next(store.folder.parent.glob("otherother*/*/*")), path)
 
 
-def other_image(store, path):
-    store.write("cd" * 32, store.pack(MAPS))
-    shutil.copy(store.path("cd" * 32), path)
-
-
-def folder(store, path):
-    path.unlink()
-    path.mkdir()
-
-
 def cut(size):
     return lambda store, path: path.write_bytes(path.read_bytes()[:size])
 
 
-def flip(at):
-    def change(store, path):
-        content = bytearray(path.read_bytes())
-        content[at] ^= 1
-        path.write_bytes(content)
-
-    return change
-
-
 DAMAGES = {
     **{f"cut to {size}": cut(size) for size in (0, 4, 8, 100, -1, -64)},
-    "longer": lambda store, path: path.write_bytes(path.read_bytes() + b"\0"),
     "zeros": lambda store, path: path.write_bytes(bytes(path.stat().st_size)),
-    "last byte": flip(-1),
-    "a byte of the first map": flip(-100),
+    "last byte": lambda store, path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
     "text": lambda store, path: path.write_text("maps"),
-    "photo": lambda store, path: Image.new("RGB", (8, 8)).save(path, "png"),
-    "checkpoint": lambda store, path: torch.save(MAPS, path),
     "weights": lambda store, path: save_file({"0": torch.ones(3)}, path),
     "other trunk": other_file,
-    "other image": other_image,
-    "other data type": lambda store, path: rewrite(path, tensors={"0": torch.ones(2).half()}),
-    "other values": lambda store, path: rewrite(path, tensors={"0": torch.zeros(4), "1": torch.ones(4)}),
-    "other checksum": lambda store, path: rewrite(path, crc32="0"),
-    "folder": folder,
+    "other data type": lambda store, path: rewrite(path, torch.ones(2).half()),
+    "other values": lambda store, path: rewrite(path, torch.zeros(4), torch.ones(4)),
 }
 
 
@@ -262,23 +232,6 @@ def test_a_full_disk_is_refused(tmp_path, monkeypatch):
     assert store.check_room(store.path(KEY).stat().st_size + 100, "") == (store.path(KEY).stat().st_size, 100)
     with pytest.raises(ConfigError, match="fewer views"):
         store.check_room(store.path(KEY).stat().st_size + 101, "fewer views")
-
-
-def test_a_full_disk_leaves_no_partial_file(tmp_path, monkeypatch):
-    def fill(path, content):
-        path.open("wb").write(content[:20])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    store = MapStore(tmp_path, "trunk", "float32")
-    maps = store.pack(MAPS)
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", fill)
-        with pytest.raises(OSError, match=KEY):
-            store.write(KEY, maps)
-    assert store.read(KEY) is None
-    assert list(tmp_path.rglob("*.safetensors")) == []
-    store.write(KEY, maps)
-    assert store.read(KEY)
 
 
 def frozen(**options):

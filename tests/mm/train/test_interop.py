@@ -1,4 +1,4 @@
-"""Predictions and checkpoints in the hands of other projects: supervision, pycocotools, the inferencers of mm."""
+"""Predictions and checkpoints in the hands of other projects: supervision, the inferencers and tools of mm."""
 
 import json
 import subprocess
@@ -10,14 +10,10 @@ import numpy as np
 import pytest
 import torch
 from mmengine.registry import DATASETS
-from mmengine.structures import InstanceData
 from PIL import Image
 from pycocotools import mask as rle
-from pycocotools.coco import COCO
-from pycocotools.cocoeval import COCOeval
 
 import vitdense
-import vitdense.mm.train.launch as launch
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.files import find_config
@@ -92,51 +88,6 @@ def test_detections_of_supervision(detector):
     np.testing.assert_array_equal(found.mask, result.masks)
     drawn = sv.MaskAnnotator().annotate(np.zeros_like(result.image), found)
     np.testing.assert_array_equal(drawn.any(axis=2), found.mask.any(axis=0))
-
-
-def test_pycocotools_scores_the_predictions_as_our_metric(detector, tmp_path, monkeypatch):
-    from mmdet.models.detectors import TwoStageDetector
-
-    truth = COCO(str(detector / "shapes/annotations/instances_val.json"))
-    files = {image["file_name"]: image["id"] for image in truth.dataset["images"]}
-    labels = {category["id"]: i for i, category in enumerate(truth.dataset["categories"])}
-
-    def near_the_truth(self, inputs, samples, rescale=True):
-        """Boxes and masks of the annotations, moved, with random scores, some of them of another class."""
-        for sample in samples:
-            name = sample.img_path.rpartition("/")[2]
-            draw = np.random.default_rng(files[name])
-            anns = truth.imgToAnns[files[name]]
-            shifts = draw.integers(-4, 5, (len(anns), 2))
-            boxes = [[x + dx, y + dy, x + w + dx, y + h + dy] for (x, y, w, h), (dx, dy) in zip(
-                (ann["bbox"] for ann in anns), shifts)]  # fmt: skip
-            masks = [np.roll(truth.annToMask(ann), shift[::-1], (0, 1)) for ann, shift in zip(anns, shifts)]
-            kinds = [labels[ann["category_id"]] for ann in anns]
-            sample.pred_instances = InstanceData(
-                bboxes=torch.tensor(boxes, dtype=torch.float32),
-                masks=torch.from_numpy(np.stack(masks)).bool(),
-                scores=torch.from_numpy(draw.random(len(anns), np.float32)),
-                labels=torch.tensor(np.where(draw.random(len(anns)) < 0.2, 0, kinds)),
-            )
-        return samples
-
-    monkeypatch.setattr(TwoStageDetector, "predict", near_the_truth)
-    ours = launch.test(load_config(detector / "complete.py", work_dir=str(tmp_path)), str(detector / "model.pth"))
-    out_file = predicted(detector, tmp_path / "out", Inference(score_thr=0.0))
-    for result in (results := json.loads(out_file.read_text())):
-        assert rle.area(result["segmentation"]) > 0
-        assert result["segmentation"]["size"] == [96, 128]
-    found = truth.loadRes(str(out_file))
-    assert len(found.anns) == len(results) > 9
-    for kind in ("bbox", "segm"):
-        evaluation = COCOeval(truth, found, kind)
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
-        assert 0.1 < evaluation.stats[0] < 0.9
-        # Ours are rounded to three digits.
-        names = ("mAP", "mAP_50", "mAP_75")
-        assert [ours[f"coco/{kind}_{name}"] for name in names] == pytest.approx(list(evaluation.stats[:3]), abs=5e-4)
 
 
 def test_inferencer_of_mmdet_predicts_as_our_tool(detector, tmp_path, monkeypatch):

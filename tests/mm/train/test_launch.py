@@ -6,9 +6,8 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.optim.optimizer import amp_optimizer_wrapper
-from mmengine.registry import MODELS, OPTIM_WRAPPERS
+from mmengine.registry import OPTIM_WRAPPERS
 
-from vitdense import Swin
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm import processes
 from vitdense.mm.config import run
@@ -19,40 +18,6 @@ from vitdense.mm.config.passes import built
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.train import launch
 from vitdense.mm.train.runner import Runner
-
-
-def fail(error):
-    raise error
-
-
-def nested():
-    with exit_on_user_error():
-        raise ConfigError("inner")
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda folder: Swin("nano"), "error: arch: got 'nano'"),
-        (lambda folder: MODELS.build(dict(type="vitdense.Swin", arch="nano")), "arch: got 'nano'"),  # raised anew
-        (lambda folder: folder.write_text(""), "{folder}"),
-        (lambda folder: fail(OSError(24, "Too many open files")), "Too many open files"),  # of the machine
-        (lambda folder: nested(), "error: inner\n"),
-    ],
-)
-def test_errors_of_a_user_are_one_message(function, message, capsys, tmp_path):
-    with pytest.raises(SystemExit) as ended, exit_on_user_error():
-        function(tmp_path)
-    assert ended.value.code == 2
-    printed = capsys.readouterr().err
-    assert message.format(folder=tmp_path) in printed
-    assert printed.count("\n") == 1
-
-
-@pytest.mark.parametrize("fault", [OSError("socket"), ConnectionResetError(104, "reset"), ValueError(), KeyError()])
-def test_other_errors_keep_their_traceback(fault):
-    with pytest.raises(type(fault)), exit_on_user_error():
-        raise fault
 
 
 @pytest.fixture
