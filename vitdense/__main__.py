@@ -48,7 +48,6 @@ COMMANDS = {
     "convert": "convert a checkpoint to the names of another project",
     "flops": "count parameters and multiply-adds of a config",
     "benchmark": "compare a backbone with another project's; in a clone",
-    "plot": "draw the curves of training runs",
 }
 # What 0.4 removed, and the way around it; an entry stays for one version.
 REMOVED = {

@@ -15,7 +15,6 @@ default_hooks = dict(
     reproducible=dict(type="vitdense.ReproducibleHook"),
     exact_load=dict(type="vitdense.ExactLoadHook"),
     guard=dict(type="vitdense.GuardModelHook"),
-    curves=dict(type="vitdense.CurvesHook"),
 )
 env_cfg = dict(
     cudnn_benchmark=False,

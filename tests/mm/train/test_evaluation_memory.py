@@ -104,7 +104,7 @@ def test_results_equal_mmdet(name, tmp_path, monkeypatch):
         ({}, True),
         ({"default_hooks.visualization.draw": True}, False),
         ({"custom_hooks": [{"type": "LooksAtPredictions"}]}, False),
-        ({"custom_hooks": [{"type": "EMAHook"}, {"type": "vitdense.CurvesHook"}]}, True),
+        ({"custom_hooks": [{"type": "EMAHook"}, {"type": "vitdense.ReproducibleHook"}]}, True),
         ({"test_evaluator.ann_file": None}, False),
         ({"val_evaluator": [{"type": "CocoMetric", "ann_file": "a.json"}, {"type": "DumpDetResults"}]}, False),
         ({"val_evaluator": None, "test_evaluator": None}, False),

@@ -1,14 +1,13 @@
 import copy
 import re
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from commands import forget
 from conftest import REPO, relative_error
 from mmengine.config import Config
-from mmengine.registry import HOOKS, MODELS, DefaultScope
+from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
 from torch import nn
 
@@ -236,11 +235,6 @@ def test_segmentor_with_a_final_norm_needs_out_norm_final():
     assert relative_error(*(logits(model, image) for model in (ours, theirs))) < 1e-5
     with pytest.raises(CheckpointMismatchError, match=r"backbone\.norm\.weight, backbone\.norm\.bias"):
         fit_whole(lacking, checkpoint)
-
-
-def test_run_shorter_than_the_interval_of_the_log_has_no_curves(tmp_path):
-    HOOKS.build({"type": "vitdense.CurvesHook"}).after_train(MagicMock(work_dir=str(tmp_path)))
-    assert not list(tmp_path.iterdir())
 
 
 def test_other_numbers_of_images_per_step_are_named_only_on_resume():

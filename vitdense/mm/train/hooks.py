@@ -1,4 +1,4 @@
-"""Hooks: reproducible training steps, exact loading, curves, and the annealing of masked attention."""
+"""Hooks: reproducible training steps, exact loading, and the annealing of masked attention."""
 
 import re
 import zipfile
@@ -21,8 +21,6 @@ from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.guard import guard_model, unwrapped
 from vitdense.mm.registry import HOOKS
-from vitdense.mm.train.curves import draw_curves, read_scalars
-from vitdense.mm.work_folder import WorkFolder
 
 PARTS_OF_A_RUN = ("meta", "message_hub", "optimizer", "param_schedulers", "state_dict")
 
@@ -166,18 +164,6 @@ class GuardModelHook(Hook):
 
     def before_run(self, runner) -> None:
         guard_model(runner.model)
-
-
-@HOOKS.register_module()
-class CurvesHook(Hook):
-    """Draw ``curves.png`` in the work folder at the end of a training; see `draw_curves`."""
-
-    priority = "VERY_LOW"  # after LoggerHook
-
-    @master_only
-    def after_train(self, runner) -> None:
-        if read_scalars(runner.work_dir):  # empty if the run is shorter than the log interval
-            runner.logger.info(f"curves: {draw_curves([runner.work_dir], WorkFolder(runner.work_dir).curves)}")
 
 
 @HOOKS.register_module()

@@ -1,17 +1,21 @@
 """What `vitdense plot` and the end of a training draw."""
 
 import json
-import runpy
-import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 pytest.importorskip("mmengine")
 from matplotlib import figure
+from mmengine.config import Config
+from mmengine.registry import HOOKS
 
+from vitdense.__main__ import main
+from vitdense.extensions.curves import curves
+from vitdense.extensions.curves.curves import draw_curves, read_scalars
+from vitdense.extensions.curves.options import change
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.train import curves
-from vitdense.mm.train.curves import draw_curves, read_scalars
 
 
 def train(iteration, loss, **more):
@@ -59,7 +63,7 @@ def lines(ax):
     return {line.get_color(): list(zip(*(data.tolist() for data in line.get_data()))) for line in ax.lines}
 
 
-def test_runs_are_compared_in_one_picture(run, tmp_path, monkeypatch, capsys, repo):
+def test_runs_are_compared_in_one_picture(run, tmp_path, monkeypatch, capsys):
     drawn = []
     monkeypatch.setattr(curves, "Figure", lambda **options: drawn.append(figure.Figure(**options)) or drawn[-1])
     other, out = tmp_path / "other", tmp_path / "new/curves.png"
@@ -74,8 +78,7 @@ def test_runs_are_compared_in_one_picture(run, tmp_path, monkeypatch, capsys, re
     assert lines(box) == {"C1": [(15, 0.25)]}
     assert [ax.get_ylabel() for ax in drawn[0].axes] == ["loss", "base_lr", "mIoU", "coco/bbox_mAP"]
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [str(run), str(other)]
-    monkeypatch.setattr(sys, "argv", ["plot.py", str(run), "--out", f"{tmp_path}/plot.pdf", "--metrics", "lr"])
-    runpy.run_path(repo / "tools/plot.py", run_name="__main__")
+    assert main(["plot", str(run), "--out", f"{tmp_path}/plot.pdf", "--metrics", "lr"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/plot.pdf\n"
     assert (tmp_path / "plot.pdf").read_bytes().startswith(b"%PDF")
     assert lines(drawn[1].axes[2]) == {"C0": [(n, 0.01) for n in (10, 20, 30, 40)]}
@@ -87,3 +90,15 @@ def test_folders_and_metrics_that_are_not_there_are_named(run, tmp_path):
     with pytest.raises(ConfigError, match="nothing"):
         draw_curves([run, tmp_path / "nothing"], tmp_path / "curves.png")
     assert not (tmp_path / "curves.png").exists()
+
+
+def test_a_training_ends_with_its_curves_unless_they_are_switched_off(run):
+    for given, hooks in (({}, ["curves"]), ({"default_hooks.curves": None}, [])):
+        cfg = Config({"default_hooks": {}})
+        cfg.given = given
+        change(cfg, SimpleNamespace())
+        assert list(cfg.default_hooks) == hooks
+    hook = HOOKS.build({"type": "vitdense.CurvesHook"})
+    for folder in (run, run / "shorter than the interval of the log"):
+        hook.after_train(MagicMock(work_dir=str(folder)))
+        assert (folder / "curves.png").exists() == (folder == run)
