@@ -21,16 +21,14 @@ def guard_model(model: nn.Module) -> nn.Module:
     hooks cast these tensors to float32; layers still compute in half precision:
 
     - outputs of dense heads and box heads, which give anchors, points and decoded boxes their type;
-    - maps that give RoIs their type or learned proposals the image size, and values that give sampling locations of
-      deformable attention their type;
+    - maps of RoIs and of learned proposals, and the values of deformable attention;
     - outputs of layers that predict a point or a box (2 or 4 numbers), to which heads of queries add references.
 
-    Results are in float32, because metrics, tiles and pictures use NumPy, which has no bfloat16. Boxes of negative
-    width or height are dropped, because metrics and pictures cannot use them. If a model has fewer pairs of queries and
-    classes than the number of results, all pairs are returned.
+    Results are in float32, because NumPy has no bfloat16, without boxes of negative width or height. If a model has
+    fewer pairs of queries and classes than the number of results, all pairs are returned.
 
-    `build_model` calls this for every model, and `GuardModelHook` if another runner runs a recipe. Call it yourself for
-    a model of mmdet's ``init_detector`` under autocast.
+    `build_model` and `GuardModelHook` call this. Call it yourself for a model of mmdet's ``init_detector`` under
+    autocast.
     """
     inner = unwrapped(model)
     if _valid_results in inner._forward_hooks.values():

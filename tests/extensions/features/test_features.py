@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import forget
 
 pytest.importorskip("mmseg")
 pytest.importorskip("mmdet")
@@ -62,6 +63,11 @@ class TrunkPasses(Hook):
         runner.model.backbone.patch_embed.register_forward_hook(
             lambda module, args, output: self.made.extend([runner.iter] * len(args[0]))
         )
+
+
+@pytest.fixture(autouse=True)
+def _own_logger():
+    forget()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +187,7 @@ def cut(size):
 DAMAGES = {
     **{f"cut to {size}": cut(size) for size in (0, 4, 8, 100, -1, -64)},
     "zeros": lambda store, path: path.write_bytes(bytes(path.stat().st_size)),
-    "last byte": lambda store, path: path.write_bytes(path.read_bytes()[:-1] + b"?"),
+    "last byte": lambda store, path: path.write_bytes(path.read_bytes()[:-1] + b"!"),
     "text": lambda store, path: path.write_text("maps"),
     "weights": lambda store, path: save_file({"0": torch.ones(3)}, path),
     "other trunk": other_file,

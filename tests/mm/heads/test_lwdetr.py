@@ -14,10 +14,8 @@ from test_rfdetr import load, samples, shapes_of
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
-from vitdense.errors import OptionError
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.heads.rfdetr.projector import C2fProjector
 
 GOLDEN = REPO / "tests/data/golden"
 CLASSES = slice(None, None, 7)  # that are kept
@@ -152,8 +150,3 @@ def test_learning_rates_and_weight_decay_are_the_authors(size, depth, rate):
         elif name.startswith("bbox_head.decoder."):
             lr = 0.7e-4
         assert found[id(parameter)] == (pytest.approx(lr), decay), name
-
-
-def test_an_unknown_norm():
-    with pytest.raises(OptionError, match="'group', expected one of 'layer', 'batch'"):
-        C2fProjector([8], norm="group")

@@ -22,10 +22,7 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
 @MODELS.register_module()
 class Detectron2CascadeRoIHead(CascadeRoIHead):
-    """Cascade R-CNN (Cai and Vasconcelos, CVPR 2018) as detectron2 trains and runs it.
-
-    Takes the arguments of mmdet's `CascadeRoIHead`, with one `mask_head` and one `mask_roi_extractor` for all stages.
-    Other differences:
+    """mmdet's `CascadeRoIHead` as detectron2 trains and runs it, with one mask head and RoI extractor for all stages.
 
     - the mask head trains on the positive samples of the first stage, with its loss weight, and predicts once, in the
       final boxes;

@@ -142,11 +142,7 @@ def table(groups: Sequence[dict], base_lr: float | None, base_wd: float | None) 
 
 
 def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -> float:
-    """Factor of a learning rate at a step, counted from 0, of `end`.
-
-    New parameters warm up linearly during the first of `warmups`. The trunk has factor 0 in this time, and warms up
-    during the second. Each factor then falls to 0 by a polynomial of power 0.9.
-    """
+    """Factor of a learning rate at a step, counted from 0, of `end`; see `TwoWarmupsLR`."""
     start, length = (warmups[0], warmups[1]) if is_trunk else (0, warmups[0])
     if step < start + length:
         return max(step - start, 0) / length
@@ -155,9 +151,10 @@ def two_warmups(step: int, is_trunk: bool, warmups: tuple[int, int], end: int) -
 
 @PARAM_SCHEDULERS.register_module()
 class TwoWarmupsLR(_ParamScheduler):
-    """The schedule of EoMT's authors; see `two_warmups`. It counts iterations.
+    """The schedule of EoMT's authors, by iterations, for groups of `LayerDecayOptimWrapperConstructor`.
 
-    The optimiser's groups must be from `LayerDecayOptimWrapperConstructor`, whose names tell the trunk.
+    New parameters warm up linearly during the first of `warmups`. The trunk has factor 0 in this time, and warms up
+    during the second. Each factor then falls to 0 by a polynomial of power 0.9.
 
     Args:
         warmups: Steps of the first and of the second warm-up.

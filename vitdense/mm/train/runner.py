@@ -43,14 +43,7 @@ LOG_FILE_ONLY = (
 
 
 class Runner(mmengine.runner.Runner):
-    """mmengine's runner with these changes:
-
-    - it has the hooks `GUARDS`: steps and checkpoints that are not finite are refused (`StepError`), signals and early
-      stopping save before they end a training (`StopSignal`), and the states of all hooks are saved;
-    - a training can resume within an epoch, or with the validation that it missed;
-    - several processes need no GPU;
-    - records that users cannot act on go only to the log file.
-    """
+    """mmengine's runner with the hooks `GUARDS`; a training can resume within an epoch or with a missed validation."""
 
     batch: Any = None  # of the current iteration
     in_step: bool = False  # between the hooks before and after an iteration

@@ -51,9 +51,8 @@ class RFDETRHead(BaseModule):
         num_points: Points that a head of deformable attention reads.
         ffn_dims: Hidden channels of the decoder's MLPs.
         with_masks: Whether there is a mask branch.
-        train_cfg: Passed by mmdet; not used.
+        train_cfg, init_cfg: Passed by mmdet; not used.
         test_cfg: ``max_per_img``, pairs of a query and a class that are kept; Q by default.
-        init_cfg: Not used: a detector is loaded as a whole.
     """
 
     family = "rfdetr"

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdense.errors import OptionError
 from vitdense.layers.blocks import LayerNorm2d
 from vitdense.mm.registry import MODELS
 
@@ -42,8 +41,6 @@ class C2fProjector(nn.Module):
         self, in_channels: Sequence[int], out_channels: int = 256, num_blocks: int = 3, norm: str = "layer"
     ) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise OptionError(f"norm: got {norm!r}, expected one of {', '.join(map(repr, NORMS))}")
         self.out_channels = (out_channels,)
         half = out_channels // 2
         self.first = ConvNorm(sum(in_channels), 2 * half, 1, norm)
