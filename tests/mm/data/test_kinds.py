@@ -708,6 +708,7 @@ def test_panoptic(name, bases, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", VOC)
 def test_voc(name, bases, tmp_path, monkeypatch):
+    pytest.importorskip("vitdense.extensions.formats")
     check_row(Voc(), VOC[name], bases, tmp_path, monkeypatch)
 
 

@@ -22,7 +22,6 @@ from vitdense.mm.data.faults import Fault, Samples, Size
 from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, examine_images, keeps_orientation
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.data.panoptic import read_panoptic
-from vitdense.mm.data.voc import read_voc
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
@@ -248,23 +247,6 @@ class PanopticSet(AnnotatedSet):
         return self.samples.shares
 
 
-class VocSet(DataSet):
-    """Pascal VOC's XML files, as mmdet's XMLDataset reads them."""
-
-    def read(self) -> Samples:
-        with DATASETS.switch_scope_and_registry("mmdet") as registry:
-            return read_voc(registry.build({**self.dataset, "pipeline": [], "lazy_init": True}))
-
-    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
-        yield from super().faults(first, trained)
-        own, others = self.classes, [(x, n) for x, n in self.samples.counts.items() if x not in self.classes]
-        if others:
-            names = join_some(f"{x if x == x.strip() else repr(x)} ({n})" for x, n in others)
-            what = f"objects of names that are no class are left out: {names}; got {join_some(own)}"
-            grave = len(self.absent) == len(own) or (bool(self.absent) and self.training)
-            yield Fault(what, self.where, fix=SAME_NAMES, grave=grave)
-
-
 class MapSet(DataSet):
     """Label maps of mmseg."""
 
@@ -412,9 +394,6 @@ def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_REA
 def _format(dataset: dict, kind: type | None) -> type[DataSet]:
     if kind is None:
         return DataSet
-    xml = next((base for base in kind.__mro__ if base.__name__ == "XMLDataset"), None)
-    if xml is not None and kind.load_data_list is xml.load_data_list:
-        return VocSet
     if hasattr(kind, "get_label_map"):
         return MapSet
     if annotation_file(dataset) and is_panoptic(kind):

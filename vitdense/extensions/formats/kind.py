@@ -1,13 +1,18 @@
-"""Pascal VOC's XML files, as mmdet's XMLDataset reads them: their content and faults."""
+"""Checks of Pascal VOC's XML files, as mmdet's XMLDataset reads them."""
 
 from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+from mmdet.datasets import XMLDataset
 from mmengine.dataset import BaseDataset
 from mmengine.fileio import list_from_file
+from mmengine.registry import DATASETS
 
-from vitdense.mm.data.faults import Faults, Samples
+from vitdense.mm.checks.sets import SAME_NAMES, DataSet
+from vitdense.mm.data.faults import Fault, Faults, Samples
+from vitdense.mm.errors import join_some
 
 
 def read_voc(built: BaseDataset) -> Samples:
@@ -41,3 +46,22 @@ def read_voc(built: BaseDataset) -> Samples:
     rows = [f"images: {len(sizes)}, objects: {counts.total()}"]
     rows += [f"difficult objects, which training leaves out: {difficult}"] if difficult else []
     return Samples(sizes, counts, list(faults), rows)
+
+
+class Checks(DataSet):
+    """The files of an `XMLDataset`."""
+
+    def read(self) -> Samples:
+        if self.kind.load_data_list is not XMLDataset.load_data_list:  # of other files
+            return Samples({})
+        with DATASETS.switch_scope_and_registry("mmdet") as registry:
+            return read_voc(registry.build({**self.dataset, "pipeline": [], "lazy_init": True}))
+
+    def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
+        yield from super().faults(first, trained)
+        own, others = self.classes, [(x, n) for x, n in self.samples.counts.items() if x not in self.classes]
+        if others:
+            names = join_some(f"{x if x == x.strip() else repr(x)} ({n})" for x, n in others)
+            what = f"objects of names that are no class are left out: {names}; got {join_some(own)}"
+            grave = len(self.absent) == len(own) or (bool(self.absent) and self.training)
+            yield Fault(what, self.where, fix=SAME_NAMES, grave=grave)
