@@ -74,7 +74,7 @@ def data(tmp_path):
 def page_of(cfg, folder, status):
     faults, sets = look(cfg, True)
     assert any(fault.grave for fault in faults) == (status == 2)
-    after(argparse.Namespace(report=folder), cfg=cfg, faults=faults, sets=sets)
+    after(argparse.Namespace(report=folder, pictures=None), cfg=cfg, faults=faults, sets=sets)
     assert [path.name for path in folder.iterdir()] == ["report.html"]
     return (folder / "report.html").read_text()
 

@@ -1,4 +1,4 @@
-"""`vitdense check --report`: a page of faults with pictures."""
+"""`vitdense check --report`, a page of faults with pictures; `--pictures`, a batch as the model will see it."""
 
 from vitdense.seams import Extension
 

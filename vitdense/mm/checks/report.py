@@ -1,16 +1,12 @@
-"""Check a config and describe its data, printing both; pictures of a batch."""
+"""Check a config and describe its data, printing both."""
 
 import math
 from collections.abc import Callable
 from itertools import chain, repeat
-from pathlib import Path
 
-import numpy as np
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
 
-from vitdense.files import atomic_write
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.schedule import warm_up
 from vitdense.mm.checks.sets import DataSet, data_sets
@@ -67,33 +63,3 @@ def _rows(name: str) -> Callable[[str], None]:
     """A function that prints rows of a table, the first with a name."""
     names = chain([name], repeat(""))
     return lambda text: print(f"{next(names):12}{text}", flush=True)
-
-
-def draw_batch(cfg: Config, folder: Path) -> list[Path]:
-    """Draw the first batch of a training: augmented and padded images with boxes and masks, or label maps.
-
-    Args:
-        cfg: From `load_config`.
-        folder: Folder of the pictures ``train_0.png`` and so on.
-
-    Returns:
-        Paths of the pictures.
-    """
-    init_default_scope(cfg.get("default_scope", "mmdet"))
-    loader = dry_step.loader_here(cfg.train_dataloader)
-    visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
-    visualizer.dataset_meta = loader.dataset.metainfo
-    batch = next(iter(loader))
-    images = batch["inputs"]  # of [3, H, W] BGR each
-    if options := cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor"):
-        plain = {key: value for key, value in options.items() if key not in ("mean", "std", "bgr_to_rgb", "rgb_to_bgr")}
-        images, batch["data_samples"] = MODELS.build(plain)(batch, True).values()
-    paths = [folder / f"train_{i}.png" for i in range(len(batch["inputs"]))]
-    for path, image, sample in zip(paths, images, batch["data_samples"]):
-        instances = sample.get("gt_instances")
-        if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer refuses box types
-            instances.bboxes = instances.bboxes.tensor
-        rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
-        with atomic_write(path) as scratch:
-            visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))
-    return paths

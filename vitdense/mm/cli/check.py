@@ -14,7 +14,7 @@ from vitdense.seams import call
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
 
-    from vitdense.mm.checks.report import draw_batch, look
+    from vitdense.mm.checks.report import look
     from vitdense.mm.config.base import describe, run_passes
     from vitdense.mm.config.load import config_of
     from vitdense.mm.config.passes import STARTING, TRAINING, built
@@ -31,8 +31,6 @@ def main(argv: Sequence[str]) -> int:
         faults, sets = look(cfg, args.all)
         call("check", "after", args, cfg=cfg, faults=faults, sets=sets)
         status = 2 if any(fault.grave for fault in faults) else 0
-        if args.pictures and status == 0:
-            print("drew", *draw_batch(cfg, args.pictures))
         if args.write:
             with atomic_write(args.write) as scratch:
                 scratch.write_text(cfg.pretty_text, encoding="utf-8")
@@ -43,7 +41,6 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = make_parser(__doc__, "vitdense check")
     parser.add_argument("--all", action="store_true", help="read every image file, not only a sample of each data set")
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw a batch as the model will see it")
     parser.add_argument("--write", type=Path, metavar="FILE.py", help="write the config with everything resolved")
     parser.add_argument("--passes", action="store_true", help="print what each pass changes before a training")
     call("check", "add_options", parser)

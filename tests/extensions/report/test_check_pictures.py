@@ -5,7 +5,7 @@ import pytest
 from mmengine.runner import Runner
 from PIL import Image
 
-from vitdense.mm.checks.report import draw_batch
+from vitdense.extensions.report.batch import draw_batch
 from vitdense.mm.cli.check import main
 from vitdense.mm.config.load import load_config
 
