@@ -14,7 +14,7 @@ import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.families import DEFAULTS, FOLDERS, HALF, MODELS, Model, find_model, near_names, row_of
 from vitdense.hub import create, list_models
-from vitdense.mm.config.backbone import expected_preprocessor, row_of_weights
+from vitdense.mm.config.query import expected_preprocessor, row_of_weights
 
 
 @pytest.mark.parametrize("name", [name for name, row in MODELS.items() if (row.weights or "").startswith("timm://")])

@@ -28,7 +28,7 @@ WORK = {
     "convert": (["convert", FILE, "b.pth", "--to", "timm"], "vitdense.checkpoint.read.read", None),
     "flops": (["flops", RECIPE], "vitdense.mm.config.load.config_of", None),
     "benchmark": (["benchmark"], "measuring.models_of", None),
-    "plot": (["plot", "work"], "vitdense.mm.train.curves.draw_curves", Path("curves.png")),
+    "plot": (["plot", "work"], "vitdense.extensions.curves.curves.draw_curves", Path("curves.png")),
     "doctor": (["doctor"], "vitdense.__main__.report", 0),
     "show": (["show", *TRAINED, "a.jpg"], "vitdense.extensions.show.sheet.contact_sheet", None),
     "verify": (["verify", "a.onnx"], "vitdense.extensions.proof.verify.verify", (True, "same")),

@@ -43,7 +43,6 @@ COMMANDS = {
     "test": "evaluate a checkpoint",
     "predict": "predict on images",
     "export": "export a trained model",
-    "swap": "another backbone in a config you already have",
     "demo": "train, predict and evaluate a small detector on drawn shapes",
     "convert": "convert a checkpoint to the names of another project",
     "flops": "count parameters and multiply-adds of a config",

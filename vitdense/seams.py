@@ -75,6 +75,7 @@ def options_of(command: str) -> list[ModuleType]:
       ``load``, which has no ``args``;
     - ``look(dataset, where)``: gets a copy of the training data that a check has built, and yields faults;
     - ``annotations(args)``, for ``new detection``: split -> content of a COCO file and folder of its images, or None;
+    - ``model(cfg, args)``, for ``new``: changes of a recipe's model, or None;
     - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None;
     - ``forms()`` and ``finder(model)``, for ``export``: replacements of modules by their classes, and a
       `vitdense.mm.export.detectors.Finder`, or None; see there.

@@ -12,10 +12,10 @@ from mmengine.config import ConfigDict
 
 import vitdense
 from vitdense.families import backbone_class
-from vitdense.mm.config.backbone import channel_changes
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train.launch import train
 
+changes = pytest.importorskip("vitdense.extensions.swap.changes")
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 
@@ -73,7 +73,7 @@ def config_with(backbone, name, folder):
     options = {key: value for key, value in backbone.items() if key != "type"}
     with torch.device("meta"):
         built = backbone_class(backbone["type"])(**options)
-    for key, change in channel_changes(cfg.model, [32, 64, 128, 256], list(built.out_channels)).items():
+    for key, change in changes.channel_changes(cfg.model, [32, 64, 128, 256], list(built.out_channels)).items():
         cfg.model[key].update(change)
     if len(set(built.out_strides)) == 1:
         pyramid = dict(type="vitdense.DeconvPyramid", in_channels=list(built.out_channels), design="light")

@@ -23,7 +23,6 @@ from vitdense.mm.config import own_data
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import class_heads
-from vitdense.mm.config.swap import try_model
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -81,6 +80,8 @@ def maps():
 
 def run(*args):
     """The exit status of the command."""
+    if "--backbone" in args:
+        pytest.importorskip("vitdense.extensions.swap")
     try:
         return main([str(arg) for arg in args])
     except SystemExit as end:
@@ -380,7 +381,8 @@ def test_heads_and_what_trains(maps, options, expected):
     if "mask2former" in options:
         assert cfg.model.decode_head.loss_cls.class_weight == [1.0, 1.0, 1.0, 0.1]
     assert list(padding(cfg)) == []
-    assert try_model(Path("mine.py"), "mine.py") == "EncoderDecoder"
+    models = pytest.importorskip("vitdense.extensions.swap.models")
+    assert models.try_model(Path("mine.py"), "mine.py") == "EncoderDecoder"
 
 
 @pytest.mark.parametrize("base", ["upernet_swin_nano_camvid", "upernet_swin_nano_shapes"])

@@ -180,7 +180,7 @@ def test_masks_and_other_methods(own):
     with pytest.raises(SystemExit):
         own(3, "--masks", "--boxes")
     with pytest.raises(SystemExit):
-        own(3, "--backbone", "swin_tiny")
+        own(3, "--backbone", "swin_tiny")  # of vitdense.extensions.swap, else unknown
 
 
 @pytest.mark.parametrize("names", [["cat", "dog", "bird"], ["", "cat", "dog", "bird"]])

@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         add("out", type=Path, metavar="NAME.py", help="the config to write")
         add("--images", required=name != "detection", **folder, help="folder of the images")
         add("--val-images", required=name == "segmentation", **folder, help=others)
-        add("--backbone", metavar="NAME", help="of vitdense.list_models(); default: the recipe's")
+        call("new", "add_options", task)
         add("--finetune", choices=FINETUNE, help="what trains of the backbone; default: the recipe's")
         base = f"start from this config, whatever its model: {SMALL[name]} is small"
         add("--base", type=Path, metavar="CONFIG", help=base)
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 def set_method(args: argparse.Namespace) -> None:
     """Set a detector's method and whether it trains on boxes only: as given, or by the memory of the machine."""
     if not args.method and not args.base:
-        args.method = "cascade" if args.backbone or _gpu_memory() >= MIN_MEMORY else "rfdetr"
+        args.method = "cascade" if vars(args).get("backbone") or _gpu_memory() >= MIN_MEMORY else "rfdetr"
         if args.method == "rfdetr":
             print(
                 "--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model"
@@ -110,7 +110,7 @@ def set_method(args: argparse.Namespace) -> None:
         raise ConfigError("--masks, --weights: they belong to --method rfdetr; leave them out")
     if args.masks and args.boxes:
         raise ConfigError("--masks, --boxes: got both; leave one out")
-    if is_rfdetr and args.backbone:
+    if is_rfdetr and vars(args).get("backbone"):
         raise ConfigError(
             "--backbone: rfdetr starts from whole models; for other trunks give --base rfdetr_deit_s_coco"
         )

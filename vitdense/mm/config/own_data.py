@@ -15,13 +15,12 @@ from mmengine.registry import DATASETS
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.mm.config.arguments import names
-from vitdense.mm.config.backbone import model_changes, row_of_weights
 from vitdense.mm.config.classes import follows
 from vitdense.mm.config.files import CONFIGS, find_config
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
-from vitdense.mm.config.query import class_heads, find_class
+from vitdense.mm.config.query import class_heads, find_class, row_of_weights
 from vitdense.mm.config.recipes import DETECTORS, EPOCHS, FINETUNE, ITERS, PANOPTIC, SEGMENTORS
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.console import result_commands
@@ -160,7 +159,7 @@ def _below(path: Path, root: str) -> str:
 
 
 def config_text(args: argparse.Namespace, data: Data) -> str:
-    if args.base is not None and (args.backbone or vars(args).get("method") or vars(args).get("head")):
+    if args.base is not None and (vars(args).get("backbone") or vars(args).get("method") or vars(args).get("head")):
         raise ConfigError("--base: got --backbone, --method or --head as well; the base config decides these")
     base = find_config(args.base or _recipe(args))
     cfg, labels = Config.fromfile(base), vars(args).get("label_kind")
@@ -170,7 +169,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     limits = raised_limits(cfg, data.densest)
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
-    model = model_changes(cfg, args.backbone) if args.backbone else {}
+    model = ask("new", "model", cfg, args) or {}
     if is_rfdetr:  # loaded as a whole
         model = {"backbone": {"init_cfg": None}}
     if args.finetune:

@@ -1,11 +1,12 @@
 """Find things in a config: dicts, data sets, heads with classes, the classes that it names."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import Registry
 
+from vitdense.families import Model, row_of
 from vitdense.seams import loaders
 
 SPLITS = ("train", "val", "test")
@@ -103,3 +104,25 @@ def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
     """Split a test pipeline into the steps that load and pack the whole image, and the steps for each tile."""
     whole = [pipeline[0], *filter(loads_labels, pipeline), pipeline[-1]]
     return whole, [step for step in pipeline[1:] if not loads_labels(step)]
+
+
+def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:
+    """Options of mm's data preprocessor for a row of the model table: mean and std of 0 to 255, RGB from mm's BGR."""
+    stats = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
+    return {**stats, "bgr_to_rgb": True}
+
+
+def trunk_of(cfg: Config) -> Mapping:
+    """The config of the backbone, or of the trunk inside a ViT-Adapter; empty for a model without backbone."""
+    backbone = cfg.model.get("module", cfg.model).get("backbone") or {}  # inside the TTA wrapper
+    return backbone.get("trunk", backbone)
+
+
+def row_of_weights(trunk: Mapping) -> Model | None:
+    """The row of the model table that a backbone starts from; None for other weights."""
+    for part in as_list(trunk.get("init_cfg")):
+        if not isinstance(part, Mapping):
+            return row_of(str(part))
+        if part.get("type") == "Pretrained" and not part.get("channels"):
+            return row_of(str(part.get("checkpoint")))
+    return None

@@ -17,10 +17,10 @@ from vitdense.mm.config.arguments import Parser
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
 
+    from vitdense.extensions.swap.models import SIDE, changed_lines, try_model
     from vitdense.mm.config.files import find_config
     from vitdense.mm.config.load import load_config
     from vitdense.mm.config.print import check_new_file, code
-    from vitdense.mm.config.swap import SIDE, changed_lines, try_model
     from vitdense.mm.console import exit_on_user_error
 
     with exit_on_user_error(), TemporaryDirectory() as folder:

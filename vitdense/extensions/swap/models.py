@@ -6,8 +6,8 @@ import torch
 from mmengine.config import Config
 from mmengine.structures import BaseDataElement
 
+from vitdense.extensions.swap.changes import model_changes
 from vitdense.files import read_text
-from vitdense.mm.config.backbone import model_changes
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.print import code

@@ -8,8 +8,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import Tensor
 
-from vitdense.families import Model, arguments, backbone_class, find_model, near_names, row_of
-from vitdense.mm.config.query import as_list, find_class
+from vitdense.families import Model, arguments, backbone_class, find_model, near_names
+from vitdense.mm.config.query import as_list, expected_preprocessor, find_class
 from vitdense.mm.errors import ConfigError
 from vitdense.models.base import Backbone
 from vitdense.models.swin.model import Swin
@@ -185,25 +185,3 @@ def _part_changes(where: str, part: Mapping, old: list[int], new: list[int]) -> 
     if isinstance(before, list) and part.get("embed_dims") == before[0]:  # DPT repeats the channels
         changes["embed_dims"] = after[0]
     return changes
-
-
-def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:
-    """Options of mm's data preprocessor for a row of the model table: mean and std of 0 to 255, RGB from mm's BGR."""
-    stats = {key: [round(255 * value, 3) for value in getattr(row, key)] for key in ("mean", "std")}
-    return {**stats, "bgr_to_rgb": True}
-
-
-def trunk_of(cfg: Config) -> Mapping:
-    """The config of the backbone, or of the trunk inside a ViT-Adapter; empty for a model without backbone."""
-    backbone = cfg.model.get("module", cfg.model).get("backbone") or {}  # inside the TTA wrapper
-    return backbone.get("trunk", backbone)
-
-
-def row_of_weights(trunk: Mapping) -> Model | None:
-    """The row of the model table that a backbone starts from; None for other weights."""
-    for part in as_list(trunk.get("init_cfg")):
-        if not isinstance(part, Mapping):
-            return row_of(str(part))
-        if part.get("type") == "Pretrained" and not part.get("channels"):
-            return row_of(str(part.get("checkpoint")))
-    return None

@@ -1,6 +1,6 @@
 """Every config that mmdet and mmseg ship with a Swin backbone, with ours in place of theirs.
 
-The swap is made by `python -m vitdense swap`. Weights are random, and loaded as a user's checkpoint is. docs/parity.md
+Weights are random, and loaded as a user's checkpoint is. docs/parity.md
 has the table.
 """
 
@@ -24,7 +24,7 @@ from mmengine.config import Config  # noqa: E402
 from mmengine.structures import PixelData  # noqa: E402
 from mmseg.structures import SegDataSample  # noqa: E402
 
-from vitdense.mm.config.backbone import channel_changes, model_changes  # noqa: E402
+from vitdense.extensions.swap.changes import channel_changes, model_changes  # noqa: E402
 from vitdense.mm.config.build import build_model  # noqa: E402
 from vitdense.mm.config.files import find_config  # noqa: E402
 from vitdense.mm.config.query import nodes  # noqa: E402

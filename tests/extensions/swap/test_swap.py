@@ -1,5 +1,4 @@
-"""`python -m vitdense swap`: the changed parts, the command, what it refuses. tests/test_shipped_configs.py swaps every
-Swin of mmdet and mmseg."""
+"""`vitdense swap`: the changed parts, the command, what it refuses."""
 
 from pathlib import Path
 
@@ -7,7 +6,7 @@ import pytest
 from mmengine.config import Config
 
 from vitdense.__main__ import main
-from vitdense.mm.config.backbone import channel_changes, model_changes
+from vitdense.extensions.swap.changes import channel_changes, model_changes
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
