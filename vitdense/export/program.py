@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
-from vitdense.layers.deformable import bilinear
 from vitdense.layers.layout import copied
 
 # Least side in pixels. Smaller images have maps of one row or column, for which torch exports another program.
@@ -53,10 +52,32 @@ class _Answering(TorchFunctionMode):
 # Forms have the argument names of torch.
 
 
+def bilinear(x: Tensor, points: Tensor) -> Tensor:
+    """`grid_sample` of a map ``[N, d, h, w]`` at points ``[N, Q, P, 2]`` in -1..1, zero outside: ``[N, d, Q, P]``.
+
+    It uses four gathers of rows, because runtimes are slow at `GridSample`, or compute it wrong.
+    """
+    number, _, h, w = x.shape
+    rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N * h * w, d]
+    size = torch.cat([torch.full((1,), n, dtype=points.dtype, device=x.device) for n in (w, h)])  # [2]
+    place = ((points + 1) * size - 1) / 2  # [N, Q, P, 2] in positions
+    corner = place.floor()
+    share = place - corner
+    image = torch.arange(number, device=x.device)[:, None, None] * (h * w)  # [N, 1, 1]
+    total = None
+    for dx, dy in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        at = corner + torch.tensor([dx, dy], dtype=corner.dtype, device=x.device)  # [N, Q, P, 2]
+        weights = torch.stack([share[..., i] if d else 1 - share[..., i] for i, d in enumerate((dx, dy))], -1)
+        weights = torch.where((at >= 0) & (at < size), weights, 0.0).prod(-1, keepdim=True)  # [N, Q, P, 1]
+        column, row = torch.minimum(at.clamp(min=0), size - 1).long().unbind(-1)  # [N, Q, P] each
+        part = F.embedding(image + row * w + column, rows) * weights  # [N, Q, P, d]
+        total = part if total is None else total + part
+    return total.permute(0, 3, 1, 2)  # [N, d, Q, P]
+
+
 def _grid_sample(
     input: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
-    """Sampling by gathers; see `bilinear`."""
     handled = input.ndim == 4 and (mode, padding_mode) == ("bilinear", "zeros") and not align_corners
     return bilinear(input, grid) if handled else NotImplemented
 

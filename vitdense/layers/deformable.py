@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.errors import OptionError
-from vitdense.layers.layout import cached_by_size, compute_dtype, copied, is_exported
+from vitdense.layers.layout import cached_by_size, compute_dtype, copied
 
 POINTS = 4  # per head and level
 Grid = tuple[int, int, int]  # height and width of a map in positions, and its stride in pixels
@@ -25,10 +24,9 @@ def deform_attend(levels: Sequence[Tensor], points: Tensor, weights: Tensor) -> 
         weights: Weights of the points, ``[B, Q, heads, levels, points]``.
     """
     batch, _, heads, *_ = points.shape
-    read = bilinear if is_exported() else partial(F.grid_sample, align_corners=False)
     parts = []
     for level, grid, weight in zip(levels, *of_levels(points, weights)):
-        sampled = read(pixels_of(level, grid.dtype), grid)  # [B * heads, d, Q, points]
+        sampled = F.grid_sample(pixels_of(level, grid.dtype), grid, align_corners=False)  # [B * heads, d, Q, points]
         parts.append((sampled * weight).sum(-1))  # [B * heads, d, Q]
     return sum(parts[1:], parts[0]).unflatten(0, (batch, heads)).permute(0, 3, 1, 2).flatten(2)  # [B, Q, heads*d]
 
@@ -44,29 +42,6 @@ def pixels_of(level: Tensor, dtype: torch.dtype) -> Tensor:
     """A level ``[B, h, w, heads, d]`` as `grid_sample` takes it, ``[B * heads, d, h, w]``."""
     pixels = level.permute(0, 3, 4, 1, 2)  # [B, heads, d, h, w]
     return pixels.to(dtype, copy=True, memory_format=torch.contiguous_format).flatten(0, 1)  # [B * heads, d, h, w]
-
-
-def bilinear(x: Tensor, points: Tensor) -> Tensor:
-    """`grid_sample` of a map ``[N, d, h, w]`` at points ``[N, Q, P, 2]`` in -1..1, zero outside: ``[N, d, Q, P]``.
-
-    It uses four gathers of rows, for exported programs: runtimes are slow at `GridSample`, or compute it wrong.
-    """
-    number, _, h, w = x.shape
-    rows = x.permute(0, 2, 3, 1).flatten(0, 2)  # [N * h * w, d]
-    size = torch.cat([torch.full((1,), n, dtype=points.dtype, device=x.device) for n in (w, h)])  # [2]
-    place = ((points + 1) * size - 1) / 2  # [N, Q, P, 2] in positions
-    corner = place.floor()
-    share = place - corner
-    image = torch.arange(number, device=x.device)[:, None, None] * (h * w)  # [N, 1, 1]
-    total = None
-    for dx, dy in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        at = corner + torch.tensor([dx, dy], dtype=corner.dtype, device=x.device)  # [N, Q, P, 2]
-        weights = torch.stack([share[..., i] if d else 1 - share[..., i] for i, d in enumerate((dx, dy))], -1)
-        weights = torch.where((at >= 0) & (at < size), weights, 0.0).prod(-1, keepdim=True)  # [N, Q, P, 1]
-        column, row = torch.minimum(at.clamp(min=0), size - 1).long().unbind(-1)  # [N, Q, P] each
-        part = F.embedding(image + row * w + column, rows) * weights  # [N, Q, P, d]
-        total = part if total is None else total + part
-    return total.permute(0, 3, 1, 2)  # [N, d, Q, P]
 
 
 class References(NamedTuple):

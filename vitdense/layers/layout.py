@@ -56,11 +56,6 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def is_exported() -> bool:
-    """Whether `torch.export` records what runs."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-
-
 def allows_own_gradients() -> bool:
     """Whether gradients may be written in Python: not while tracing, and not under `torch.func`.
 

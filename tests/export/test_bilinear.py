@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from vitdense.layers.deformable import bilinear
+from vitdense.export.program import bilinear
 
 
 @pytest.mark.parametrize("size", [(7, 9), (1, 5), (4, 1)])
