@@ -101,9 +101,11 @@ def test_wrong_options(finetune, message):
 def test_no_layer_to_update():
     with pytest.raises(ValueError, match="none, there is no linear layer"):
         add_lora(nn.Sequential(nn.Linear(2, 2)).named_modules(), LoRA())
-    for model, frozen in (("resnet18", -1), ("deit_tiny", "all")):
-        with pytest.raises(ValueError, match="no linear layer trains"):
-            vitdense.create(model, finetune="lora", frozen_stages=frozen)
+    with pytest.raises(ValueError, match="no linear layer"):
+        vitdense.create("resnet18", finetune="lora")
+    for finetune in ("lora", "attention"):
+        with pytest.raises(ValueError, match="finetune, frozen_stages"):
+            vitdense.create("deit_tiny", finetune=finetune, frozen_stages="all")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

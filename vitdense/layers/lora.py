@@ -71,8 +71,6 @@ def add_lora(modules: Iterable[tuple[str, nn.Module]], config: LoRA) -> None:
     for target in config.targets:
         layers = [layer for name, layer in modules if re.fullmatch(rf"{part}{target}", name)]
         if not layers:
-            if not modules:
-                raise OptionError("finetune: got LoRA, but no linear layer trains; expected frozen_stages=-1")
             known = dict.fromkeys(re.findall(rf"^{part}(\w+)$", "\n".join(n for n, _ in modules), re.M))
             raise OptionError(
                 f"finetune: got targets={config.targets} for LoRA, but no attention and no MLP that trains has a "

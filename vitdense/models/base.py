@@ -284,6 +284,8 @@ class Backbone(Module):
                 f"finetune: got {finetune!r}, expected None (all), one of {', '.join(FINETUNE)}, or dict(type='lora') "
                 f"with any of {', '.join(known)}"
             )
+        if kind and frozen_stages == n:
+            raise OptionError(f"finetune, frozen_stages: got {kind!r}, but all is frozen; leave out one of them")
         self.out_indices = indices
         self.frozen_stages = frozen_stages
         self.out_channels = tuple(dims[i] for i in indices)
