@@ -274,12 +274,6 @@ def test_table_of_a_window_that_is_not_square_is_not_written_flat():
     assert same(convert(state, "vitdense").state, state)
 
 
-def test_output_norms_can_be_left_out():
-    state = kind("dense Swin")
-    done = convert(state, "timm", drop_output_norms=True)
-    assert same(convert(done.state, "vitdense").state, {k: v for k, v in state.items() if not k.startswith("norm")})
-
-
 class TestDetection:
     @pytest.mark.parametrize(
         ("name", "names"), [("Swin", ["mmdet", "mmpretrain"]), ("MViTv2 without token", ["mmpretrain"])]

@@ -16,7 +16,6 @@ from vitdense.checkpoint.load import LoadReport, fit_whole, load_pretrained
 from vitdense.checkpoint.rename import rename, reverse
 from vitdense.checkpoint.whole_models import DETECTOR
 from vitdense.errors import OptionError
-from vitdense.families import find_model
 from vitdense.models.vit.sizes import VIT
 from vitdense.necks import DeconvPyramid
 
@@ -250,22 +249,16 @@ def test_the_authors_dinov3_loads_with_its_periods_and_without_the_bias_of_keys(
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        ({"cls_norm.weight": torch.ones(32)}, "cls_norm"),  # untied norms
-        ({"blocks.0.ls1.gamma": None}, "gamma_1"),  # would stay as initialised
-        ({"blocks.0.attn.qkv.bias_mask": None}, "bias_mask"),
         *(
             ({"blocks.1.attn.qkv.bias_mask": torch.full((96,), value)}, r"bias_mask: expected 1 .* NaN in a model")
             for value in (float("nan"), 1.0, 0.0)
         ),
-        ({"rope_embed.periods": None}, "periods"),
-        ({"storage_tokens": torch.ones(1, 2, 32)}, "register_tokens"),
         ({"mask_token": torch.ones(1, 32), "norm.weight": torch.full((32,), float("inf"))}, "NaN or infinity"),
     ],
 )
-def test_an_incomplete_dinov3_is_refused(changed, named):
-    state = {key: x for key, x in (dinov3_file() | changed).items() if x is not None}
+def test_values_that_a_dinov3_cannot_have_are_refused(changed, named):
     with pytest.raises(CheckpointMismatchError, match=named):
-        load_pretrained(dinov3_nano(), state)
+        load_pretrained(dinov3_nano(), dinov3_file() | changed)
 
 
 def test_periods_of_the_authors_cannot_be_made_up():
@@ -352,20 +345,6 @@ def test_training_checkpoints_of_dinov2_have_chunks_of_blocks():
         assert all(torch.equal(x, other.state_dict()[key]) for key, x in model.state_dict().items())
 
 
-def test_rows_have_the_authors_taps_and_rules_of_positions():
-    for name, row in VIT.items():
-        if name.startswith("dinov2"):
-            assert row.position_rule == ("antialias" if row.registers else "dinov2")
-            assert bool(row.registers) is name.endswith("_reg")
-        assert (row.position_rule == "bilinear") is name.startswith("pe_spatial")
-    blocks = {
-        **dict.fromkeys(("dinov2_large", "dinov2_large_reg", "dinov3_large", "dinov3_large_plus"), (4, 11, 17, 23)),
-        **{"dinov3_7b": (9, 19, 29, 39), "dinov2_giant": (9, 19, 29, 39), "eva02_large": (5, 11, 17, 23)},
-    }
-    with torch.device("meta"):
-        assert {name: ViT(name).out_indices for name in blocks} == blocks
-
-
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("names", ["transformers_eomt", "eomt_dinov3"])
 def test_trunks_of_eomt_with_either_mlp(names, gated):
@@ -439,15 +418,11 @@ def test_tipsv2_of_transformers(gated, tmp_path):
             assert max(map(relative_error, ours(x), wanted)) < 1e-6, size
 
 
-def test_tipsv2_is_a_part_of_the_authors_file_and_its_images_are_not_normalised():
+def test_tipsv2_is_a_part_of_the_authors_file():
     ours = tipsv2({})
     state = {f"vision_encoder.{key}": x for key, x in convert(ours.state_dict(), "dinov2").state.items()}
     report = load_pretrained(ours, {**state, "temperature": torch.ones(())}, prefix="vision_encoder.")
     assert report.share == 1
-    for size, entry in (("base", "base"), ("large", "large"), ("so400m", "so400m"), ("giant", "giant")):
-        row, theirs = find_model(f"tipsv2_{size}"), timm.get_pretrained_cfg(f"vit_{entry}_patch14_reg1_tipsv2.webli")
-        assert (row.mean, row.std, row.licence.lower()) == (theirs.mean, theirs.std, theirs.license)
-        assert (row.mean, row.std, row.image_size) == ((0.0,) * 3, (1.0,) * 3, theirs.input_size[1])
 
 
 RADIO = {"embed_dims": 48, "depth": 3, "num_heads": 4}

@@ -11,7 +11,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fit import match_exactly
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.errors import OptionError
-from vitdense.layers.resize import resize_bias_table, resize_grid, resize_relative_position
+from vitdense.layers.resize import resize_bias_table, resize_relative_position
 
 NANO = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
 
@@ -158,19 +158,6 @@ def test_decomposed_tables_are_always_resized_linearly(rule):
     assert report.share == 1
 
 
-def test_class_token_and_its_position_are_reported_as_ignored():
-    arch = {"growth": "mlp", "pool": "max", "relative_position": False, "absolute_position": True}
-    source, target = make_mvit(**arch), make_mvit(image=96, **arch)
-    ours = {key: value for key, value in source.state_dict().items() if not key.startswith("norm")}
-    extra = {"tokens.cls_token": torch.randn(1, 1, 8), "tokens.cls_position": torch.randn(1, 1, 8)}
-    state = convert(ours | extra | {"norm.weight": torch.ones(16), "head.weight": torch.ones(3, 16)}, "official").state
-    assert state["pos_embed"].shape == (1, 1 + 16 * 16, 8)
-    report = load_pretrained(target, {"model_state": state})
-    assert set(report.ignored) == {*extra, "norm.weight", "head.weight"}
-    assert report.resized == {"absolute_pos_embed.table": ((1, 16, 16, 8), (1, 24, 24, 8))}
-    assert torch.equal(target.absolute_pos_embed.table, resize_grid(source.absolute_pos_embed.table, (24, 24)))
-
-
 def released_mvit_v1(dim=8, first=(1, 3, 6), depth=8, image=64):
     """Names and shapes of SlowFast's image model MVIT_B_16_CONV, written down from its code and config, smaller.
 
@@ -231,16 +218,10 @@ DISTILLED = ({"distilled": True}, {})
 DEIT3 = ({"token_position": False, "layer_scale": 1e-4}, {})
 WRONG_VITS = {  # the file's kind, the model's kind, and what the error names
     "distilled into plain": (DISTILLED, PLAIN, r"unexpected keys \(2\): tokens\.dist_\w+, tokens\.dist_\w+"),
-    "plain into distilled": (PLAIN, DISTILLED, r"missing keys \(2\): tokens\.dist_token"),
     "DeiT III into DeiT": (
         DEIT3,
         PLAIN,
         r"missing keys \(1\): tokens\.cls_position; unexpected keys \(2\): blocks\.0\.gamma_1",
-    ),
-    "DeiT into DeiT III": (
-        PLAIN,
-        DEIT3,
-        r"missing keys \(2\): blocks\.0\.gamma_1.*unexpected keys \(1\): tokens\.cls_position",
     ),
     "relative positions into none": (
         ({}, {"relative_position": True, "img_size": 64}),
@@ -318,24 +299,14 @@ HEAD = {"norm.weight": (192,), "fc_norm.bias": (192,), "head.bias": (3,), "head_
 def test_keep_classifier_keeps_it_in_the_report(tmp_path, keep):
     extra = {key: torch.randn(shape) for key, shape in HEAD.items()}
     others = {"mask_token": torch.ones(1, 1, 8)}
-    state = convert(make_vit().state_dict() | extra | others, "official").state
-    file_of(state, tmp_path / "c.pth")
-    options = {"keep_classifier": True} if keep else {}
-    for out_norm, own in (("none", set()), ("final", {"norm.weight"})):
-        if own:
-            file_of(state | {"norm.bias": torch.zeros(192)}, tmp_path / "c.pth")
-        target = make_vit(
-            init_cfg={"type": "Pretrained", "checkpoint": str(tmp_path / "c.pth"), **options}, out_norm=out_norm
-        )
-        target.init_weights()
-        report = target.load_report
-        assert set(report.ignored) == (extra.keys() | others) - own
-        assert report.classifier.keys() == (extra.keys() - own if keep else set())
-        assert all(torch.equal(value, extra[key]) for key, value in report.classifier.items())
-        assert "classifier=" not in repr(report)
-    swin = official(make())
-    report = load_pretrained(make(), swin, keep_classifier=keep)
-    assert set(report.classifier) == ({"norm.weight", "head.weight"} if keep else set())
+    file = file_of(convert(make_vit().state_dict() | extra | others, "official").state, tmp_path / "c.pth")
+    target = make_vit(init_cfg={"type": "Pretrained", "checkpoint": str(file), "keep_classifier": keep})
+    target.init_weights()
+    report = target.load_report
+    assert set(report.ignored) == {*extra, *others}
+    assert report.classifier.keys() == (extra.keys() if keep else set())
+    assert all(torch.equal(value, extra[key]) for key, value in report.classifier.items())
+    assert "classifier=" not in repr(report)
 
 
 def test_report_names_every_tensor():
@@ -356,17 +327,8 @@ def file_of(state, path):
     return path
 
 
-def damaged(change):
-    def write(state, path):
-        change(state)
-        return file_of(state, path)
-
-    return write
-
-
 BLOCK = "layers.1.blocks.0."
 TABLE = BLOCK + "attn.relative_position_bias_table"
-NAN = torch.tensor([[float("nan")]])
 WRONG = {  # how the file is made, the options it is loaded with, and what the error names
     "no checkpoint": (lambda s, p: p.write_bytes(b"hello world, I am a text") and p, {}, "b'hello world"),
     "wrong family": (
@@ -375,14 +337,9 @@ WRONG = {  # how the file is made, the options it is loaded with, and what the e
         "expected a checkpoint of the swin family, got one of swin_v2",
     ),
     "wrong prefix": (file_of, {"prefix": "encoder"}, r"'encoder\.'"),
-    "NaN": (
-        damaged(lambda s: s[BLOCK + "norm1.weight"][3:4].copy_(NAN[0])),
-        {},
-        r"NaN or infinity \(1\): stages\.1\.blocks\.0\.norm1\.weight",
-    ),
     "wrong hash": (file_of, {"sha256": "0" * 8}, "SHA-256 .* expected 00000000"),
     "table not square": (
-        damaged(lambda s: s.update({TABLE: torch.ones(77, 2)})),
+        lambda s, p: file_of(s | {TABLE: torch.ones(77, 2)}, p),
         {},
         r"relative_position_bias_table has shape \(77, 2\)",
     ),

@@ -126,17 +126,3 @@ def faults(rules):
 @pytest.mark.parametrize("family", NAMING)
 def test_every_key_has_one_rule_in_both_directions(family):
     assert not [fault for scheme in NAMING[family].schemes for fault in faults(scheme.rules)]
-
-
-@pytest.mark.parametrize(
-    "rules",
-    [
-        [("norm.*", "norm.*"), ("norm.weight", "norm.scale")],
-        [("blocks.{i}.*", "blocks.{i}.*"), ("blocks.0.norm.*", "norm.*")],
-        [("a", "c"), ("b", "c")],
-        [("a.{i}.w", "b.w")],
-        [("a.*", "b")],
-    ],
-)
-def test_wrong_tables_are_found(rules):
-    assert [*faults(tuple(Rule(*pair) for pair in rules))]

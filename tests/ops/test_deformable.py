@@ -1,7 +1,6 @@
 """Deformable convolutions and attention of mmcv on the stand-in, against reference loops over the samples."""
 
 import collections
-import gc
 import itertools
 import math
 
@@ -10,7 +9,7 @@ import torch
 from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vitdense.ops import deformable, ops_in_use
+from vitdense.ops import ops_in_use
 
 mm = pytest.importorskip("mmcv.ops")
 pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compiled mmcv is in use")
@@ -257,12 +256,6 @@ def test_layers_of_multi_scale_attention_read_their_sizes_once(reads):
         total = total + (1 + layer) * run(floats[0], sizes, starts, *floats[1:], 64).square().sum()
     total.backward()
     assert reads == [(2, 3)]
-    run(value, sizes.clone(), starts, locations, weights, 64)
-    run(value, sizes, starts.clone(), locations, weights, 64)
-    assert len(reads) == 3
-    starts.add_(0)  # may have other values now
-    run(value, sizes, starts, locations, weights, 64)
-    assert len(reads) == 4
 
 
 def test_sizes_that_change_in_place_are_read_again():
@@ -278,16 +271,6 @@ def test_sizes_that_change_in_place_are_read_again():
             same.copy_(others)
             assert torch.equal(run(value, same, starts, locations, weights, 64), want)
     assert not torch.equal(first, want)
-
-
-def test_sizes_are_forgotten_with_their_tensors():
-    value, sizes, starts, locations, weights = attention_inputs()
-    before = len(deformable._READ)
-    mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply(value, sizes, starts, locations, weights, 64)
-    assert len(deformable._READ) == before + 1
-    del sizes
-    gc.collect()
-    assert len(deformable._READ) == before
 
 
 def test_backward_of_multi_scale_attention_repeats_only_the_sampling():
