@@ -10,7 +10,7 @@ from vitdense import Mixer
 from vitdense.families import MODELS
 from vitdense.flops import macs, num_params
 from vitdense.layers.layout import window_layout
-from vitdense.layers.resize import bicubic_weights, resize_grid, resize_window_linear
+from vitdense.layers.resize import resize_grid
 from vitdense.research.mixer.model import (
     GMlpBlock,
     MixerBlock,
@@ -20,6 +20,7 @@ from vitdense.research.mixer.model import (
     resampled_window_layout,
 )
 from vitdense.research.mixer.sizes import MIXER, MixerArch
+from vitdense.research.swin_mixer.resize import bicubic_weights, resize_window_linear
 
 NANO = {"embed_dims": 16, "depth": 4}
 ARCHS = {

@@ -8,11 +8,13 @@ from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import macs, num_params
-from vitdense.layers.resize import resize_window_linear
+from vitdense.layers.resize import resize_grid
 from vitdense.models.swin.model import BlockSpec
 from vitdense.research.swin_mixer.checkpoint import to_grouped
 from vitdense.research.swin_mixer.model import WindowLinear
+from vitdense.research.swin_mixer.resize import bicubic_weights, resize_window_linear
 
+WINDOWS = [((7, 7), (12, 12)), ((12, 12), (7, 7)), ((7, 7), (8, 12)), ((4, 6), (6, 4))]
 NANO = {"embed_dims": 8, "depths": (2, 2), "num_heads": (2, 4)}
 
 
@@ -149,6 +151,40 @@ def test_published_totals(arch, window, image, millions, billions):
 
 
 # Another window
+
+
+@pytest.mark.parametrize(("old", "new"), [(7, 12), (12, 7), (3, 9), (5, 1), (1, 4), (6, 6)])
+def test_bicubic_weights_are_the_resize_of_an_axis(old, new):
+    grid = torch.randn(1, old, 5, 3)
+    got = torch.einsum("Hh,bhwc->bHwc", bicubic_weights(old, new), grid)
+    torch.testing.assert_close(got, resize_grid(grid, (new, 5)))
+    torch.testing.assert_close(bicubic_weights(old, new).sum(1), torch.ones(new))
+    assert old != new or torch.equal(bicubic_weights(old, new), torch.eye(old))
+
+
+@pytest.mark.parametrize(("old", "new"), [*WINDOWS, ((4, 4), (8, 8)), ((8, 8), (4, 4))])
+def test_linear_map_of_a_window_is_bicubic_in_outputs_and_inputs(old, new):
+    """S / S' times R W R^T for the matrix R of the resize, and R b."""
+    weight, bias = torch.randn(2, *old, *old), torch.randn(2, *old)
+    rows, columns = (bicubic_weights(a, b) for a, b in zip(old, new))
+    want = torch.einsum("Aa,Bb,Cc,Dd,nabcd->nABCD", rows, columns, rows, columns, weight)
+    want = want * (old[0] * old[1]) / (new[0] * new[1])
+    torch.testing.assert_close(resize_window_linear(weight, new), want, rtol=1e-4, atol=1e-5)
+    want = torch.einsum("Aa,Bb,nab->nAB", rows, columns, bias)
+    torch.testing.assert_close(resize_window_linear(bias, new), want, rtol=1e-4, atol=1e-5)
+
+
+def test_linear_map_of_the_same_window_and_to_twice_the_window_and_back():
+    weight, bias = torch.randn(2, 4, 6, 4, 6), torch.randn(2, 4, 6)
+    assert torch.equal(resize_window_linear(weight, (4, 6)), weight)
+    assert torch.equal(resize_window_linear(bias, (4, 6)), bias)
+    assert resize_window_linear(bias.bfloat16(), (6, 4)).dtype == torch.bfloat16
+    places = torch.linspace(0, 1, 8)
+    smooth = torch.exp(-8 * (places[:, None] - places).square())  # near tokens weigh more, along each axis
+    smooth = torch.einsum("ac,bd->abcd", smooth, smooth)[None]
+    back = resize_window_linear(resize_window_linear(smooth, (16, 16)), (8, 8))
+    assert (back - smooth).norm() < 0.02 * smooth.norm()
+    assert (back - smooth).abs().max() < 0.05
 
 
 def test_weights_of_another_window_are_resized_when_loaded():

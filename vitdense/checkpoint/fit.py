@@ -10,13 +10,7 @@ from vitdense.checkpoint.detect import is_finite
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.errors import OptionError
 from vitdense.families import is_whole as is_whole_number
-from vitdense.layers.resize import (
-    resize_bias_table,
-    resize_grid,
-    resize_patch,
-    resize_relative_position,
-    resize_window_linear,
-)
+from vitdense.layers.resize import resize_bias_table, resize_grid, resize_patch, resize_relative_position
 
 NAMED = 10  # tensors in a message
 LONGEST = 200  # most characters of a suggested pattern
@@ -31,8 +25,6 @@ def fit(key: str, value: Tensor, target: Tensor, rule: str = "bicubic") -> Tenso
         return value
     if key == "patch_embed.proj.weight" and rule == "timm" and value.ndim == target.ndim == 4:
         return value if value.shape[2:] == target.shape[2:] else resize_patch(value, tuple(target.shape[2:]))
-    if ".spatial_mlp." in key and value.ndim == target.ndim:
-        return resize_window_linear(value, tuple(target.shape[1:3]), rule)
     if value.ndim != target.ndim or value.shape[-1:] != target.shape[-1:]:
         return value
     if key.endswith(".relative_position_bias_table"):

@@ -96,13 +96,13 @@ def _transfer(
     if check := NAMING[match.family].check:
         check(model, renamed)
     ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
-    fit_rows, is_own = NAMING[match.family].fit_rows, match.scheme.name == "vitdense"
+    fit_own, is_own = NAMING[match.family].fit, match.scheme.name == "vitdense"
     state = {}
     for key, value in renamed.items():
         if key in targets:
-            rows, said = fit_rows(key, value, model, is_own) if fit_rows else (value, "")
+            fitted, said = fit_own(key, value, model, is_own, resize) if fit_own else (value, "")
             report.queries = report.queries or said
-            state[key] = fit(key, rows, targets[key], resize)
+            state[key] = fit(key, fitted, targets[key], resize)
             if state[key].shape != value.shape:
                 if key == "absolute_pos_embed.table" and resize == "bicubic":
                     _refuse_other_positions(model, value)

@@ -46,9 +46,9 @@ class Family:
             compute something else, although the parameters fit.
         buffers: Takes a checkpoint with our names, whether a key of ours is wanted, the windows, and the windows of
             pretraining, see `convert`. Returns buffers of some schemes' files that the checkpoint lacks.
-        fit_rows: Takes our key, a tensor of a checkpoint, the model, and whether the checkpoint has our names. Returns
-            the tensor with a row for every query of the model, or, in files of other projects, every class; and a text
-            for the report.
+        fit: Takes our key, a tensor of a checkpoint, the model, whether the checkpoint has our names, and the rule for
+            resizing. Returns the tensor in the size of the model, with a row for every query or, in files of other
+            projects, every class; and a text for the report.
     """
 
     schemes: tuple[Scheme, ...]
@@ -58,7 +58,7 @@ class Family:
     parts_in_timm: Callable[[nn.Module], dict[str, Any]] | None = None
     check: Callable[[nn.Module, Mapping[str, Tensor]], None] | None = None
     buffers: Callable[..., dict[str, Tensor]] | None = None
-    fit_rows: Callable[[str, Tensor, nn.Module, bool], tuple[Tensor, str]] | None = None
+    fit: Callable[[str, Tensor, nn.Module, bool, str], tuple[Tensor, str]] | None = None
 
 
 def same(*names: str) -> tuple[Rule, ...]:

@@ -110,7 +110,7 @@ _TRANSFORMERS = (
 NO_CLASS = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # numbers up to 90 that COCO does not use
 
 
-def fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool) -> tuple[Tensor, str]:
+def fit_rows(key: str, value: Tensor, head: nn.Module, is_own: bool, rule: str) -> tuple[Tensor, str]:
     """A tensor of RF-DETR's head, by our names, with as many queries as the head has; and a text for the report.
 
     The first queries of every group are taken. If there are too few, they are repeated in order; equal queries read
@@ -136,6 +136,6 @@ HEAD = Family(
     (Scheme("vitdense", OURS), Scheme("rfdetr", AUTHORS), Scheme("transformers", _TRANSFORMERS)),
     ignored=(),
     may_be_missing=(),
-    fit_rows=fit_rows,
+    fit=fit_rows,
 )
 HEADS = {"rfdetr_projector": PROJECTOR, "rfdetr": HEAD}

@@ -18,10 +18,10 @@ from vitdense.families import find_arch
 from vitdense.layers import blocks
 from vitdense.layers.blocks import DropPath, Mlp, PatchEmbed, add_layer_scale, init_transformer, scaled
 from vitdense.layers.layout import Windows, cached_by_size, compute_dtype, copied, resample, window_layout
-from vitdense.layers.resize import bicubic_weights
 from vitdense.models.base import Backbone, as_pair, drop_path_rates, maybe_checkpoint
 from vitdense.models.vit.model import default_out_indices
 from vitdense.research.mixer.sizes import MIXER, MixerArch
+from vitdense.research.swin_mixer.resize import bicubic_weights
 
 LayerNorm = partial(blocks.LayerNorm, eps=1e-6)
 

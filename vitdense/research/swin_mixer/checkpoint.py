@@ -2,12 +2,13 @@
 
 import math
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Transform
 from vitdense.checkpoint.schemes import SWIN_STEM, Family, own
 from vitdense.models.swin.checkpoint import official
+from vitdense.research.swin_mixer.resize import resize_window_linear
 
 
 def from_grouped(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,4 +36,16 @@ _THEIRS, _OURS = "layers.{i}.blocks.{j}.spatial_mlp.", "stages.{i}.blocks.{j}.sp
 _SPATIAL = Rule(
     (f"{_THEIRS}weight", f"{_THEIRS}bias"), (f"{_OURS}weight", f"{_OURS}bias"), Transform(from_grouped, to_grouped)
 )
-FAMILY = Family((own("spatial_mlp.*"), *official((_SPATIAL,))), markers=(*SWIN_STEM, r".+\.spatial_mlp\.weight"))
+
+
+def fit_window(key: str, value: Tensor, model: nn.Module, is_own: bool, rule: str) -> tuple[Tensor, str]:
+    """A tensor of a checkpoint for the window of the model; see `Family.fit`."""
+    target = model.state_dict()[key]
+    if ".spatial_mlp." in key and value.numel() and value.ndim == target.ndim and value.dtype.is_floating_point:
+        value = resize_window_linear(value, tuple(target.shape[1:3]), rule)
+    return value, ""
+
+
+FAMILY = Family(
+    (own("spatial_mlp.*"), *official((_SPATIAL,))), markers=(*SWIN_STEM, r".+\.spatial_mlp\.weight"), fit=fit_window
+)
