@@ -1,6 +1,7 @@
 """Resolution transfer: pure functions from a tensor at one grid to the same tensor at another.
 
-All compute in float32 or wider, return the dtype of the input, and are exactly the identity when the grids are equal.
+All compute in float32 or wider (timm's rule for bias tables in float32), return the dtype of the input, and are exactly
+the identity when the grids are equal.
 The default rule is the authors' (align_corners False, no antialias). ``timm`` reproduces timm's:
 
 ===========  =============================================  ======================  ======================
@@ -98,9 +99,13 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
         return table
     if rule == "bicubic":
         return resize_grid(table[None], new)[0]  # [2H-1, 2W-1, heads]
-    wide = table.to(wide_dtype(table))
-    rows, columns = (_geometric_weights(o, n).to(wide) for o, n in zip(table.shape[:2], new))
-    return torch.einsum("Hh,Ww,hwc->HWc", rows, columns, wide).to(table.dtype)  # [2H-1, 2W-1, heads]
+    if min(table.shape[:2]) < 3:
+        rows, columns = table.shape[:2]
+        raise OptionError(f"resize='timm': got a table of {rows}x{columns}, expected at least 3x3; use 'bicubic'")
+    from timm.layers import resize_rel_pos_bias_table  # here: most models need no timm
+
+    shape = (table.shape[2], *new)
+    return resize_rel_pos_bias_table(table.permute(2, 0, 1), window, shape).permute(1, 2, 0)  # [2H-1, 2W-1, heads]
 
 
 def resize_relative_position(table: Tensor, length: int) -> Tensor:
@@ -110,31 +115,3 @@ def resize_relative_position(table: Tensor, length: int) -> Tensor:
     y = table.to(wide_dtype(table)).T[None]  # [1, d, L]
     y = F.interpolate(y, size=length, mode="linear", align_corners=False)  # [1, d, length]
     return y[0].T.to(table.dtype)  # [length, d]
-
-
-def _geometric_weights(old: int, new: int) -> Tensor:
-    """Interpolation matrix ``[new, old]`` of one axis for the resize of BEiT's authors, as in timm.
-
-    The `old` entries lie at distances from the centre that grow geometrically up to ``new // 2``. They are interpolated
-    linearly at whole distances.
-    """
-    if old < 3:
-        raise OptionError(
-            f"resize='timm' needs a bias table of at least 3 entries a side (a window of 2), got {old}; use 'bicubic'"
-        )
-    low, high = 1.01, 1.5
-    while high - low > 1e-6:
-        ratio = (low + high) / 2
-        if (1 - ratio ** (old // 2)) / (1 - ratio) > new // 2:
-            high = ratio
-        else:
-            low = ratio
-    steps = ratio ** torch.arange(old // 2, dtype=torch.float64)
-    right = steps.cumsum(0)  # [old // 2]
-    positions = torch.cat([-right.flip(0), torch.zeros(1, dtype=torch.float64), right])  # [old]
-    wanted = torch.arange(new, dtype=torch.float64) - new // 2  # [new]
-    after = torch.searchsorted(positions, wanted.clamp(positions[0], positions[-1])).clamp(1, old - 1)  # [new]
-    share = ((wanted - positions[after - 1]) / (positions[after] - positions[after - 1])).clamp(0, 1)  # [new]
-    weights = torch.zeros(new, old, dtype=torch.float64)
-    weights.scatter_(1, after[:, None], share[:, None])
-    return weights.scatter_(1, after[:, None] - 1, 1 - share[:, None])  # [new, old]
