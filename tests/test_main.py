@@ -1,6 +1,5 @@
 """`python -m vitdense`: the report in this environment and in simulated ones."""
 
-import os
 import re
 import subprocess
 import sys
@@ -106,17 +105,6 @@ def test_commands_of_tools_and_of_the_package_are_listed(capsys):
     assert all(name in done.stdout for name in COMMANDS)
 
 
-@pytest.mark.long
-@pytest.mark.commands
-def test_a_command_runs_its_tool_from_any_folder(tmp_path):
-    """A tool has the command's options and its name in messages."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-m", "vitdense", "train", "cascade_swin_t_coco", "--batch-size", "two"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 2
-    assert "error: argument --batch-size" in done.stderr
-
-
 def test_without_any_package():
     command = [sys.executable, "-S", "-m", "vitdense"]  # -S: no site-packages
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -143,6 +131,10 @@ NO_CUDA = "Could not run 'torchvision::nms' with arguments from the 'CUDA' backe
             *("mmdet", {"mmdet": "3.3.0"}, "MMCV==2.3.6 is used but incompatible", 0),
             'pip uninstall -y mmdet && pip install "onedl-mmdetection>=3.5.1"',
         ),
+        (
+            *("mmcv", {"onedl-mmcv": "2.3.6", "mmcv": "2.1.0"}, "which overwrite each other", 0),
+            'pip uninstall -y onedl-mmcv mmcv && pip install "onedl-mmcv>=2.3.6"',
+        ),
     ],
 )
 def test_broken_package_is_reported_not_raised(
@@ -160,11 +152,6 @@ def test_broken_package_is_reported_not_raised(
     assert found == status
     assert error in help_lines
     assert command in help_lines
-
-
-def test_two_distributions_of_one_package(environment, report):
-    environment.versions["mmcv"] = {"onedl-mmcv": "2.3.6", "mmcv": "2.1.0"}
-    assert 'pip uninstall -y onedl-mmcv mmcv && pip install "onedl-mmcv>=2.3.6"' in report()[2]
 
 
 @pytest.mark.parametrize(

@@ -110,19 +110,6 @@ def test_counts_of_both_models_without_drop_path(monkeypatch, capsys):
         assert "aten.bernoulli_" not in [kernel["name"] for kernel in row["top"]]
 
 
-def test_table_of_counts(monkeypatch, capsys):
-    cost = Cost({"aten.mm": 1200, "aten.add": 34}, {"aten.mm": 3 * 10**9, "aten.add": 10**9}, 10**12, 5 * 10**9, 7)
-    rows = [counting.Row("vitdense", "float32", "forward", cost)]
-    monkeypatch.setattr(measuring, "count_rows", lambda models, shape: rows)
-    monkeypatch.setattr(measuring, "pair", lambda *args: {})
-    run_main(monkeypatch, "--count", "--top", "1")
-    lines = capsys.readouterr().out.splitlines()
-    assert DEVICES["h200"].source in lines[1]
-    row = "float32 forward vitdense 1,234 7 4.00 1000.0 5.00 | 1.27 0.83 4.94 7.04"
-    assert row in [" ".join(line.split()) for line in lines]
-    assert lines[-1].split() == ["aten.mm", "1,200", "calls", "3.000", "GB", "75.0%"]
-
-
 def test_a_model_that_cannot_run_in_bfloat16_has_no_counts():
     class Masked(torch.nn.Linear):
         def forward(self, x):
@@ -136,66 +123,6 @@ def test_a_model_that_cannot_run_in_bfloat16_has_no_counts():
     assert "does not run" in counting.table(rows, device).splitlines()[-1]
     with pytest.raises(RuntimeError):  # no reason to fail in float32
         counting.count_rows({"narrow": (model, partial(model))}, (1, 3, 4, 3))
-
-
-class Cached(torch.nn.Linear):
-    """Makes a constant in the first pass of a width, if asked to; the last one alone is kept."""
-
-    def __init__(self, caches):
-        super().__init__(3, 3)
-        self.caches, self.width, self.constant, self.passes = caches, None, None, 0
-
-    def forward(self, x):
-        self.passes += 1
-        if self.caches and self.width != x.shape[-1]:
-            self.width, self.constant = x.shape[-1], torch.ones(x.shape[-1], device=x.device)
-        return [(x + self.constant if self.caches else x).transpose(1, 3) @ self.weight]
-
-
-def draw(caches, step):
-    model = Cached(caches).to("meta")
-    return model, counting.count_draw("cached", model, model, step, [(2, 4, 8), (2, 4, 16), (2, 4, 8), (2, 4, 8)])
-
-
-@pytest.mark.parametrize("step", [counting.FORWARD, counting.TRAIN])
-def test_cold_passes_find_the_caches_of_the_steps_before(step):
-    model, (cold, warm) = draw(True, step)
-    assert (cold.first, warm.first, cold.step) == (True, False, step)
-    more = [first - again for first, again in zip(cold.values("kernels"), warm.values("kernels"))]
-    assert more == [1, 1, 1, 0]  # the third width was dropped
-    assert warm.costs[0] == warm.costs[2] == cold.costs[3] != warm.costs[1]
-    assert cold.cached == warm.cached == 8 * 2
-    assert model.passes == 4 + 2  # a warm one of every size
-
-
-def test_repeated_sizes_of_a_model_without_caches_are_counted_once():
-    model, (cold, warm) = draw(False, counting.FORWARD)
-    assert cold.costs == warm.costs
-    assert (len(cold.costs), cold.cached) == (4, 0)
-    assert model.passes == 2 * 2
-
-
-@pytest.mark.slow
-def test_counts_over_batches_of_coco(monkeypatch, capsys):
-    for package in ("mmdet", "timm"):
-        pytest.importorskip(package)
-    options = ["--count", "--sizes", "coco", "--steps", "2", "--peer", "mmdet", "timm"]
-    run_main(monkeypatch, "swin_tiny", *options, "--json")
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [(row["pass"], row["model"], row["caches"]) for row in rows] == [
-        (step, model, caches)
-        for step in ("forward", "forward+backward")
-        for model in ("vitdense", "mmdet", "timm")
-        for caches in ("cold", "warm")
-    ]
-    for row in rows:
-        assert (row["sizes"], row["steps"], row["distinct"], row["seed"]) == ("coco", 2, 2, 0)
-        for name in ("kernels", "bytes", "kept"):
-            assert row[name]["min"] <= row[name]["mean"] <= row[name]["max"]
-        assert (row["kept"]["min"] > 0) == (row["pass"] == "forward+backward")
-        assert (row["cached"] > 0) == (row["model"] == "vitdense")
-    for cold, warm in zip(rows[::2], rows[1::2]):
-        assert (cold["kernels"]["mean"] > warm["kernels"]["mean"]) == (cold["model"] == "vitdense")
 
 
 @pytest.mark.parametrize(

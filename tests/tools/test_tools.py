@@ -9,12 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from conftest import REPO
-from PIL import Image
 
 pytest.importorskip("mmdet")
 from commands import environment
@@ -157,21 +155,6 @@ def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     assert_same_weights_and_log(trained, folder)
 
 
-def assert_pictures(work_dir, names):
-    """Ground truth and prediction side by side, both drawn."""
-    pictures = sorted(work_dir.glob("*/vis_data/vis_image/*"))
-    assert [path.name for path in pictures] == names
-    photo = np.asarray(Image.open(work_dir.parent / "shapes/val/000001.jpg"), int)
-    truth, found = np.split(np.asarray(Image.open(pictures[0]), int), 2, axis=1)
-    assert truth.shape == found.shape == photo.shape
-    assert np.abs(truth - photo).mean() > 5
-    assert np.abs(truth - found).mean() > 5
-
-
-def test_validation_draws_truth_beside_prediction(trained):
-    assert_pictures(trained, ["val_img_6.png", "val_img_7.png"])
-
-
 def test_tensorboard_has_losses_metrics_and_pictures(trained):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     (folder,) = trained.glob("*/vis_data")
@@ -256,18 +239,6 @@ def test_predict_writes_a_coco_data_set_by_option(tiny, trained, tool_here):
         assert (found["id"], found["name"]) == (category["id"], category["name"])
 
 
-def test_predict_continues_after_an_unreadable_image_and_fails_at_the_end(tiny, trained, tool_here):
-    image = next((tiny.parent / "shapes/val").glob("*.jpg"))
-    truncated = tiny.parent / "truncated.jpg"
-    truncated.write_bytes(image.read_bytes()[:500])
-    out = tiny.parent / "readable"
-    status, printed = tool_here("predict", tiny, trained, truncated, image, "--out-dir", out)
-    assert status == 1
-    assert str(truncated) in printed.err.splitlines()[-1]
-    assert "Traceback" not in printed.err
-    assert sorted(p.name for p in out.iterdir()) == [image.name, "predictions.json"]
-
-
 def test_predict_with_a_published_model_takes_several_images(tiny, trained, tool_here, monkeypatch):
     row = SimpleNamespace(name="x", address=str(trained / "iter_6.pth"), licence="", figures={}, config=str(tiny))
     monkeypatch.setattr(published, "find_published", {"of_others": row}.get)
@@ -316,15 +287,6 @@ def test_flops_prints_a_table_or_json(tool_here):
     assert tool_here("flops", CONFIG)[1].out.strip().splitlines()[-1].startswith("total")
 
 
-@pytest.mark.parametrize("command", ["flops --shape 0 5", "train --amp int8", "predict --score-thr 50 x.pth x.jpg"])
-def test_invalid_value_of_an_option_names_the_option(command, tool_here):
-    name, option, *values = command.split()
-    status, printed = tool_here(name, CONFIG, option, *values)
-    assert status == 2
-    assert option in printed.err.splitlines()[-1]
-    assert "Traceback" not in printed.err
-
-
 @pytest.fixture(scope="module")
 def segmentor(tiny) -> Path:
     """The config of a segmentor on the same images."""
@@ -342,10 +304,6 @@ def trained_segmentor(segmentor) -> Path:
     done = tool("train", segmentor, "--work-dir", folder, *watched("wandb"))
     assert "mIoU:" in done.stdout + done.stderr
     return folder
-
-
-def test_validation_of_a_segmentor_draws_truth_beside_prediction(trained_segmentor):
-    assert_pictures(trained_segmentor, ["val_000001.jpg_6.png", "val_000003.jpg_7.png"])
 
 
 def test_wandb_has_losses_metrics_and_pictures(trained_segmentor):

@@ -217,8 +217,3 @@ def test_model_that_does_not_run_is_refused(mine, capsys):
     assert "AssertionError" in message
     assert "vitdense.Swin" in message  # the lines to start from
     assert not Path("changed.py").exists()
-
-
-def test_absent_config(mine, capsys):
-    assert run("absent.py", "--backbone", "swin_tiny") == 2
-    assert "absent.py" in capsys.readouterr().err

@@ -4,17 +4,14 @@ import copy
 from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import combinations
-from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import LARGER, RECIPES
 
-from vitdense import seams
 from vitdense.__main__ import main
 from vitdense.mm.config import load, passes, start
-from vitdense.mm.config.arguments import add_run_arguments, make_parser
-from vitdense.mm.config.base import Asked, Change, describe, run_passes
+from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.options import move_data
 from vitdense.mm.config.passes import BUILDING, LOADING, PREDICTING, STARTING, TESTING, TRAINING, built
@@ -125,20 +122,6 @@ def of_settings(content):
         move_data(copy.deepcopy(content), Asked(moved))
         found |= moved
     return found
-
-
-# These change nothing: they check, or shipped configs and checkpoints lack what they change.
-SILENT = {
-    *("scope of a base vitdense::...", "classes of the checkpoint", "classes of the checkpoint to test", "extensions"),
-    *("work folder of a training", "names of checkpoints", "checks", "several processes", "checks of a test"),
-    *("processes on CPUs", "hooks of every run"),
-}
-
-
-@pytest.mark.long
-def test_every_pass_writes_something(recorded):
-    written = {step for command in recorded.values() for step, keys in command.items() if keys}
-    assert {step.name for command in COMMANDS.values() for step in command} - written == SILENT
 
 
 @pytest.mark.long
@@ -253,45 +236,11 @@ def test_none_leaves_a_hook_out(options, hooks):
     assert hooks(built(cfg, Asked()))
 
 
-@pytest.mark.parametrize("command", ["train", "test"])
-def test_options_of_an_extension_reach_the_config(monkeypatch, command):
-    def change(cfg, args):
-        cfg.work_dir = args.elsewhere
-
-    extension = SimpleNamespace(
-        add_options=lambda parser: parser.add_argument("--elsewhere"),
-        change=change,
-        instead=lambda args: 3 if args.elsewhere == "all" else None,
-    )
-    monkeypatch.setattr(seams, "options_of", lambda name: [extension, SimpleNamespace()] if name == command else [])
-    parser = make_parser("")
-    add_run_arguments(parser, command)
-    args = parser.parse_args(["cascade_swin_nano_shapes", "--elsewhere", "a"])
-    (step,) = [step for step in COMMANDS[command] if step.name == "extensions"]
-    cfg = load_config(args.config)
-    run_passes([step], cfg, Asked(**Asked.keywords(command, args)))
-    assert cfg.work_dir == "a"
-    run_passes([step], cfg, Asked())  # from Python: nothing is asked
-    assert seams.ask(command, "instead", args) is None
-    assert seams.ask(command, "instead", SimpleNamespace(elsewhere="all")) == 3
-
-
 def test_a_checkpoint_in_the_current_folder_is_not_followed(tmp_path, monkeypatch):
     cfg = load_config("cascade_swin_nano_shapes")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rest.pth").write_bytes(b"of something else")
     start.follow_outputs(cfg, Asked())
-
-
-def test_description_has_a_line_for_a_key():
-    changes = [
-        *(Change("a", f"{split}_dataloader.num_workers", 2, 0) for split in ("train", "val")),
-        Change("b", "metainfo.classes", "absent", [f"class {i}" for i in range(80)]),
-    ]
-    *lines, last = describe(changes)
-    assert lines == ["a", "    train_dataloader.num_workers: 2 -> 0", "    val_dataloader.num_workers: 2 -> 0", "b"]
-    assert last.startswith("    metainfo.classes: absent -> [")
-    assert last.endswith("...")
 
 
 @pytest.mark.long

@@ -44,11 +44,6 @@ def test_explicit_schedule_is_left_as_it_is(repo, tmp_path):
         load_config(path)
 
 
-def test_drops_within_an_epoch_follow_max_epochs(repo):
-    cfg = load_config(repo / "configs/cascade_mvitv2_t_coco.py", {"settings.max_epochs": 12})
-    assert [drop.begin for drop in cfg.param_scheduler[1:]] == pytest.approx([12 * 52500 / 67500, 12 * 62500 / 67500])
-
-
 @pytest.mark.parametrize("key", ["settings.max_iters", "train_cfg.max_iters"])
 def test_schedule_in_iterations_follows_max_iters(repo, key):
     cfg = load_config(repo / "configs/demo/upernet_swin_nano_camvid.py", {key: 5})
