@@ -3,11 +3,9 @@
 import json
 import re
 import socket
-from types import SimpleNamespace
 
 import pytest
 from conftest import REPO
-from PIL import Image
 
 import vitdense
 
@@ -100,23 +98,6 @@ def test_published_rows_match_the_readme():
     text = (REPO / "configs/README.md").read_text()
     lines = re.findall(r"^\| `\w+_[ntsmbl]_coco\.py`[^|]*\| \d.*$", text, re.M)
     assert len(rows) == len(lines)
-
-
-def test_prediction_shows_both_models_side_by_side(tmp_path, monkeypatch):
-    colours = {"cascade_swin_nano_shapes": (255, 0, 0), "upernet_swin_nano_shapes": (0, 0, 255)}
-
-    def load(folder, score_thr):
-        return lambda image: SimpleNamespace(plot=lambda: Image.new("RGB", (20, 10), colours[folder.name]))
-
-    monkeypatch.setattr(vitdense, "load", load, raising=False)
-    gallery.prediction(tmp_path / "prediction.png")
-    page = Image.open(tmp_path / "prediction.png")
-    assert page.size == (48, 10)
-    assert [page.getpixel((x, 5)) for x in (0, 19, 24, 28, 47)] == [
-        *[(255, 0, 0)] * 2,
-        (255, 255, 255),
-        *[(0, 0, 255)] * 2,
-    ]
 
 
 def test_pictures_of_the_pages_are_from_the_gallery():

@@ -234,22 +234,6 @@ def test_attend_decomposed_in_parts(images, calls, monkeypatch, ran):
     torch.testing.assert_close(got, naive_decomposed(*inputs), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("kind", ["tiny", "keys pooled", "many keys"])
-def test_gradients_of_attend_decomposed(kind, traced, monkeypatch):
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
-    q, k, v, bias, keys = decomposed_inputs(kind, batch=1)
-
-    def function(q, k, v, *tables):
-        def terms(*args):
-            return torch.func.functional_call(bias, dict(zip(("rel_pos_h", "rel_pos_w"), tables)), args)
-
-        return attend_decomposed(q, k, v, terms, keys)
-
-    inputs = [x.detach().requires_grad_() for x in (q, k, v, bias.rel_pos_h, bias.rel_pos_w)]
-    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS)
 @every_size

@@ -25,15 +25,6 @@ def test_bias_table_is_plain_bicubic(old, new):
     assert torch.equal(resize_bias_table(table, new), want)
 
 
-@pytest.mark.parametrize(("old", "new"), [((14, 14), (24, 40)), ((24, 40), (14, 14)), ((6, 10), (10, 6))])
-def test_absolute_position_is_plain_bicubic(old, new):
-    """Image 224 to 384x640 at patches of 16, and back."""
-    grid = torch.randn(1, *old, 5)
-    want = F.interpolate(grid.permute(0, 3, 1, 2), size=new, mode="bicubic").permute(0, 2, 3, 1)
-    assert torch.equal(resize_grid(grid, new), want)
-    assert resize_grid(grid, old) is grid
-
-
 def test_the_same_window_is_unchanged_and_half_precision_kept():
     table = torch.randn(9, 13, 2)
     assert resize_bias_table(table, (5, 7)) is table

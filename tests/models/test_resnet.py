@@ -8,7 +8,7 @@ from torchvision.models import resnet
 
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import macs, num_params
-from vitdense.models.resnet.model import ResNet, plan
+from vitdense.models.resnet.model import ResNet
 from vitdense.models.resnet.sizes import RESNET
 
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 1)}
@@ -51,17 +51,6 @@ def test_totals_match_torchvision(name):
         gmacs = (macs(lambda: model(torch.empty(1, 3, 224, 224)))[1] + classifier.weight.numel()) / 1e9
     assert num_params(model) + num_params(classifier) == published["num_params"]
     assert gmacs == pytest.approx(published["_ops"], abs=1e-3)
-
-
-def test_plan_of_resnet50():
-    specs = plan(RESNET["resnet50"], drop_path_rate=0.3)
-    assert [spec.stage for spec in specs] == [0] * 3 + [1] * 4 + [2] * 6 + [3] * 3
-    assert [spec.out_channels for spec in specs] == [256] * 3 + [512] * 4 + [1024] * 6 + [2048] * 3
-    assert [(spec.in_channels, spec.width, spec.stride) for spec in specs[2:5]] == [
-        (256, 64, 1), (256, 128, 2), (512, 128, 1)
-    ]  # fmt: skip
-    assert specs[0].in_channels == 64
-    assert [specs[i].drop_path for i in (0, 5, 15)] == pytest.approx([0, 0.1, 0.3])
 
 
 def test_initialisation():

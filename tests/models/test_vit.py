@@ -154,20 +154,6 @@ def test_a_vit_without_class_token_ignores_the_checkpoints():
         ViT(NANO, class_token=False, output_cls_token=True)
 
 
-def test_patches_keep_their_position():
-    """Branches that add nothing leave the patch embedding: the map is not shifted by the tokens before it."""
-    model = ViT({**NANO, "distilled": True}, pretrain_img_size=64, out_indices=(3,), out_norm="none").eval()
-    for block in model.blocks:
-        nn.init.zeros_(block.attn.proj.weight)
-        nn.init.zeros_(block.mlp.fc2.weight)
-    a = torch.zeros(1, 3, 48, 80)
-    b = a.clone()
-    b[:, :, 16:32, 48:64] = 1
-    with torch.no_grad():
-        difference = (model(a)[0] - model(b)[0]).abs().sum(1)[0]  # [3, 5]
-    assert difference.nonzero().tolist() == [[1, 3]]
-
-
 def test_extra_tokens_get_the_norm_of_their_output():
     torch.manual_seed(0)
     model = randomise(ViT({**NANO, "distilled": True}, pretrain_img_size=64, output_cls_token=True)).eval()
@@ -223,17 +209,6 @@ def test_any_patch_size(patch, grid):
     assert model.absolute_pos_embed.table.shape == (1, 96 // patch, 96 // patch, 32)
     with torch.no_grad():
         assert model(torch.randn(1, 3, 50, 70))[0].shape == (1, 32, *grid)
-
-
-def test_deit3_positions_are_not_added_to_the_class_token():
-    model = ViT({**NANO, "token_position": False}, pretrain_img_size=64)
-    assert [name for name, _ in model.tokens.named_parameters()] == ["cls_token"]
-    assert [name for name, _ in ViT({**NANO, "distilled": True}).tokens.named_parameters()] == [
-        "cls_token",
-        "cls_position",
-        "dist_token",
-        "dist_position",
-    ]
 
 
 # Plan and totals

@@ -379,12 +379,6 @@ def test_checkpoint_of_another_image_size_has_its_positions_resized():
     assert report.resized == {"trunk.absolute_pos_embed.table": ((1, 4, 4, 32), (1, 6, 6, 32))}
 
 
-def test_a_checkpoint_without_class_token_does_not_fit_a_trunk_with_one():
-    state = convert(adapter(NO_TOKENS).state_dict(), "official").state
-    with pytest.raises(CheckpointMismatchError, match=re.escape("trunk.tokens.cls_token")):
-        load_pretrained(adapter(), {"state_dict": state})
-
-
 def test_whole_detectors_load_from_the_authors_names():
     detector = nn.Module()
     detector.backbone, detector.head = adapter(NO_TOKENS), nn.Linear(2, 2)

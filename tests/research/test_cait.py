@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-from torch import nn
+from test_vit import by_hand, randomise
 
 from vitdense import CaiT
 from vitdense.checkpoint.convert import convert
@@ -22,19 +22,8 @@ NANO = {"embed_dims": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
 WHOLE = {"out_norm": "final", "output_cls_token": True, "out_indices": (2,)}  # as a classifier's backbone
 
 
-def randomise(module):
-    for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    return module
-
-
 def linear(layer, x):
     return x @ layer.weight.T + layer.bias
-
-
-def norm(layer, x):
-    x = x - x.mean(-1, keepdim=True)
-    return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * layer.weight + layer.bias
 
 
 @pytest.mark.parametrize("window", [None, (2, 3)])
@@ -66,14 +55,14 @@ def test_class_attention_is_the_definition():
     heads, d, n = 2, 4, 5
     block = randomise(ClassBlock(heads * d, heads, 2.0, 0.1)).double()
     x = torch.randn(1 + n, heads * d, dtype=torch.float64)
-    y = norm(block.norm1, x)
+    y = by_hand(block.norm1, x)
     q, k, v = (linear(getattr(block.attn, name), y).view(1 + n, heads, d) for name in "qkv")
     out = torch.zeros(heads, d, dtype=torch.float64)
     for h in range(heads):
         share = torch.stack([q[0, h] @ k[j, h] / math.sqrt(d) for j in range(1 + n)]).softmax(0)
         out[h] = sum(s * v[j, h] for j, s in enumerate(share))
     token = x[0] + block.gamma_1 * linear(block.attn.proj, out.flatten())
-    token = token + block.gamma_2 * linear(block.mlp.fc2, F.gelu(linear(block.mlp.fc1, norm(block.norm2, token))))
+    token = token + block.gamma_2 * linear(block.mlp.fc2, F.gelu(linear(block.mlp.fc1, by_hand(block.norm2, token))))
     torch.testing.assert_close(block(x[None])[0, 0], token)
 
 

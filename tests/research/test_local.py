@@ -139,19 +139,6 @@ def test_with_zeros_at_the_border_all_three_ways_agree(size, kernel, position):
         torch.testing.assert_close(got, way(q, k, v, kernel, position), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [7, 8, 12, 31, 40, 65])
-@pytest.mark.parametrize("kernel", [5, 7, 27])
-@every_border
-def test_neighbourhoods_of_an_axis(size, kernel, border):
-    """With queries of zero the result is the mean of the values: 1 for every visible position of an axis."""
-    values = torch.eye(size, dtype=torch.float64)[:, None].expand(-1, 3, -1)[None, :, :, None]  # [1, size, 3, 1, size]
-    zero = torch.zeros_like(values)
-    share = attend_local(zero, zero, values, kernel, border)[0, :, 1]  # [size, size]
-    for i in range(size):
-        inside = {j for j in neighbours(i, size, kernel, border) if 0 <= j < size}
-        assert set(share[i].nonzero().flatten().tolist()) == inside
-
-
 @every_border
 @every_position
 @pytest.mark.parametrize("size", [(9, 10), (2, 3)])
@@ -197,21 +184,6 @@ def test_half_precision_with_padded_tiles(dtype, border, position, size):
 
 def layout_of(h, w, kernel, border, joint=True):
     return local.tile_layout(torch.zeros(1), (h, w), (h, w), kernel, border, num_offsets(kernel, border), joint)
-
-
-@every_border
-@pytest.mark.parametrize("size", [(9, 17), (1, 1), (25, 3), (40, 57)])
-def test_every_query_of_every_tile_sees_a_key(border, size):
-    """Rows of padding have a visible pair, too; a row of hidden pairs only would be NaN in the softmax."""
-    length = num_offsets(7, border)
-    rows, columns = (index % (length + 1) < length for index in by_axis(layout_of(*size, 7, border).index, length))
-    assert (rows & columns).any(-1).all()
-    assert all((x < length).any(-1).all() for x in layout_of(*size, 7, border, joint=False).offsets)
-
-
-def by_axis(index, length):
-    """Entries of rows and of columns of a joint index."""
-    return index // (length + 1), index % (length + 1)
 
 
 @every_border

@@ -166,15 +166,6 @@ def test_names_convert_both_ways(output_norms):
     assert all(torch.equal(back[key], value) for key, value in file.items())
 
 
-def test_offsets_are_query_minus_key():
-    """The authors count the other way round: a table is turned by half a turn."""
-    state = official(ARCH, kernel=3)
-    key = "levels.0.blocks.0.attn.rpb"
-    state[key] = torch.arange(25.0).view(1, 5, 5)
-    table = convert(state, "vitdense").state["stages.0.blocks.0.attn.bias.relative_position_bias_table"]
-    assert torch.equal(table[..., 0], state[key][0].flip(0, 1))
-
-
 def test_weights_of_another_kernel_are_resized():
     model = NAT(ARCH, kernel_size=5)
     report = load_pretrained(model, official(ARCH))

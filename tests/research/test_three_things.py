@@ -202,40 +202,6 @@ def test_published_costs_of_stems(stem, billions, millions):
     assert 0.01 < billions - (cost + head) / 1e9 < 0.035
 
 
-@pytest.mark.parametrize("stem", ["conv", "conv_ln"])
-def test_conv_stem_mixes_patches(stem):
-    """Why it defeats masking: a pixel is seen in the tokens around its patch as well."""
-    torch.manual_seed(0)
-    stem = StemViT(NANO, stem=stem).patch_embed.eval()
-    image = torch.randn(1, 3, 80, 80)
-    other = image.clone()
-    other[:, :, 32:48, 32:48] += 1  # the patch in the middle
-    with torch.no_grad():
-        changed = (stem(image) != stem(other)).any(-1)[0]
-    # A token sees 15 pixels before its patch, none after it.
-    assert changed.nonzero().tolist() == [[2, 2], [2, 3], [3, 2], [3, 3]]
-
-
-@pytest.mark.parametrize("stem", ["hmlp", "hmlp_ln", "linear_bn_gelu"])
-def test_hmlp_and_linear_stems_do_not_mix_patches(stem):
-    """Its defining property: masking patches of the image is masking tokens after the stem."""
-    torch.manual_seed(0)
-    stem = randomise(StemViT(NANO, stem=stem).patch_embed)
-    for module in stem.modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            nn.init.normal_(module.running_mean)
-            nn.init.uniform_(module.running_var, 0.5, 2)
-    stem.eval()
-    image = torch.randn(2, 3, 96, 64)
-    masked = torch.rand(2, 6, 4) < 0.5
-    pixels = masked.repeat_interleave(16, 1).repeat_interleave(16, 2)[:, None]  # [B, 1, H, W]
-    with torch.no_grad():
-        of_masked = stem(torch.where(pixels, torch.randn(()), image))
-        whole = stem(image)
-    assert torch.equal(of_masked[~masked], whole[~masked])
-    assert not torch.isclose(of_masked[masked], whole[masked]).any(-1).all()
-
-
 def test_the_frozen_hmlp_stem_keeps_its_statistics():
     x = torch.randn(2, 3, 64, 64)
     for options, moves in (({}, True), ({"frozen_stages": 0}, False), ({"finetune": "attention"}, False)):

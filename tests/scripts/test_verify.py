@@ -14,7 +14,6 @@ pytestmark = pytest.mark.long
 ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 SWIN = Model("tiny", "tiny", "Swin", ARCH, options={"window_size": 4})
 NAT = Model("tiny", "tiny", "NAT", {**ARCH, "mlp_ratio": 2.0})
-SWIN_V2 = Model("tiny", "tiny", "SwinV2", ARCH, options={"window_size": 4, "pretrained_window_sizes": (8, 8, 8, 4)})
 MVIT = {"embed_dims": 8, "depths": (1, 2, 2, 1), "num_heads": 1}
 V1 = {"pool": "max", "relative_position": False, "absolute_position": True, "residual_pooling": False}
 VIT = {"embed_dims": 192, "depth": 4, "num_heads": 3}
@@ -45,11 +44,6 @@ def converted(row, to, **extra):
     windows = row.options.get("window_size"), row.options.get("pretrained_window_sizes")
     done = convert(state, to, windows=windows[0] and [windows[0]], pretrained_windows=windows[1], drop_classifier=True)
     return done, model, spec
-
-
-def converted_vit(to, **options):
-    extra = {"norm.weight": torch.ones(192), "norm.bias": torch.ones(192), "decoder_pred.bias": torch.ones(1)}
-    return converted(vit(**options), to, **extra)
 
 
 def neighbours_in_another_order(state):
@@ -122,44 +116,6 @@ def test_project_without_a_package_is_not_run(row):
     assert "verify official: not run" in str(result)
 
 
-@pytest.mark.parametrize("to", ["timm", "mmpretrain", "torchvision"])
-def test_swin_v2_with_another_window_of_pretraining(to):
-    """It changes the buffer of coordinates."""
-    pytest.importorskip(to)
-    done, model, spec = converted(SWIN_V2, to)
-    (result,) = verify(done, model, spec)
-    assert max(result.errors) < 1e-5
-    same_window = Model("tiny", "tiny", "SwinV2", ARCH, options={"window_size": 4})
-    with pytest.raises(CheckpointMismatchError, match=f"verify {to}: "):
-        verify(done, comparable(same_window)[0], spec)
-
-
-@pytest.mark.parametrize("growth", ["attention", "mlp"])
-@pytest.mark.parametrize("to", ["timm", "mmpretrain"])
-def test_mvit_at_the_image_size_of_pretraining(to, growth):
-    pytest.importorskip(to)
-    extra = {"tokens.cls_token": torch.randn(1, 1, 8)} if to == "timm" else {}
-    (result,) = verify(*converted(mvit(growth=growth), to, **extra))
-    assert result.shape == (64, 64)
-    assert max(result.errors) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("to", "options"),
-    [
-        *((to, {}) for to in ("official", "timm", "mmpretrain", "mmseg")),
-        *((to, {"arch": DISTILLED}) for to in ("official", "timm", "mmpretrain")),
-        ("timm", {"arch": DEIT3}),
-        pytest.param("timm", {"family": "HybridViT", "stem": "r26_s32"}, marks=needs_research),
-    ],
-)
-def test_vit_at_the_image_size_of_pretraining(to, options):
-    pytest.importorskip("timm" if to == "official" else to)
-    (result,) = verify(*converted_vit(to, **options))
-    assert result.shape == (options.get("image", 64),) * 2
-    assert max(result.errors) < 1e-5
-
-
 @pytest.mark.parametrize(
     ("row", "to", "feature"),
     [
@@ -191,12 +147,4 @@ def test_source_and_target_are_run_and_attention_masks_ignored():
     state["backbone.stages.0.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
     results = verify(convert(state, "timm"), model, spec)
     assert [result.scheme for result in results] == ["mmdet", "timm"]
-    assert all(max(result.errors) < 1e-5 for result in results)
-
-
-def test_source_and_target_of_an_official_vit():
-    done, *_ = converted_vit("official")
-    state = {key: x for key, x in done.state.items() if not key.startswith("decoder")}
-    results = verify(convert(state, "mmseg"), *comparable(vit()))
-    assert [result.scheme for result in results] == ["official", "mmseg"]
     assert all(max(result.errors) < 1e-5 for result in results)
