@@ -24,10 +24,8 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
     """Read the checkpoint of a run, including its log history.
 
     Args:
-        filename: See `read`; or a folder of `save_parts`. ``torchvision://resnet50`` is the first version of the
-            weights, as in mmengine, so that configs keep their weights.
-        map_location: See `torch.load`.
-        allow_pickle: Allow the file to run code. Only for files whose author you trust.
+        filename, map_location, allow_pickle: See `read`; or a folder of `save_parts`. ``torchvision://resnet50`` is the
+            first version of the weights, as in mmengine.
     """
     if filename.startswith("torchvision://"):
         filename = get_torchvision_models().get(filename.removeprefix("torchvision://"), filename)

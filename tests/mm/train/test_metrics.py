@@ -18,7 +18,6 @@ from vitdense.mm.train.metrics import CocoMetric, FasterCocoMetric
 
 SIZE = 64
 CLASSES = ("a", "b")
-both = pytest.mark.parametrize("kind", [FasterCocoMetric, CocoMetric])
 
 
 def box_mask(x, y, w, h):
@@ -80,8 +79,8 @@ def seen(kind, ground_truth, noise, image_ids=range(6), metric=("bbox", "segm"),
     return metric
 
 
-def evaluate(kind, ground_truth, image_ids, noise):
-    return seen(kind, ground_truth, noise, image_ids).evaluate(len(image_ids))
+def evaluate(ground_truth, image_ids, noise):
+    return seen(CocoMetric, ground_truth, noise, image_ids).evaluate(len(image_ids))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -117,27 +116,24 @@ def test_ap_counts_a_hundred_objects_of_an_image_or_as_many_as_are_asked_for(tmp
         assert values["coco/bbox_mAP_50"] == 1.0
 
 
-@both
-def test_no_predictions_give_zero_for_all_keys(kind, ground_truth, capsys):
-    kind(ann_file=str(ground_truth[0]))
+def test_no_predictions_give_zero_for_all_keys(ground_truth, capsys):
+    CocoMetric(ann_file=str(ground_truth[0]))
     assert capsys.readouterr().out == ""  # pycocotools prints its steps
-    nothing = evaluate(kind, ground_truth, range(6), noise=None)
-    assert nothing.keys() == evaluate(kind, ground_truth, range(6), noise=4).keys()
+    nothing = evaluate(ground_truth, range(6), noise=None)
+    assert nothing.keys() == evaluate(ground_truth, range(6), noise=4).keys()
     assert set(nothing.values()) == {0.0}
 
 
-@both
 @pytest.mark.parametrize("noise", [4, None])
-def test_predictions_are_written_in_coco_format_also_if_there_are_none(kind, noise, ground_truth, tmp_path):
-    seen(kind, ground_truth, noise, format_only=True, outfile_prefix=str(tmp_path / "out")).evaluate(6)
+def test_predictions_are_written_in_coco_format_also_if_there_are_none(noise, ground_truth, tmp_path):
+    seen(CocoMetric, ground_truth, noise, format_only=True, outfile_prefix=str(tmp_path / "out")).evaluate(6)
     for name in ("bbox", "segm"):
         assert bool(json.loads((tmp_path / f"out.{name}.json").read_text())) == bool(noise)
 
 
-@both
-def test_a_subset_is_evaluated_on_its_images(kind, ground_truth):
+def test_a_subset_is_evaluated_on_its_images(ground_truth):
     """Perfect predictions on two of six images have AP 1, not 1/3."""
-    assert evaluate(kind, ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
+    assert evaluate(ground_truth, (1, 3), noise=0)["coco/segm_mAP"] == 1.0
 
 
 def test_the_first_engine_that_is_installed_evaluates_and_another_is_refused(ground_truth, monkeypatch):
@@ -150,13 +146,13 @@ def test_the_first_engine_that_is_installed_evaluates_and_another_is_refused(gro
 
 
 def _in_a_fork(queue, ground_truth):
-    queue.put(evaluate(CocoMetric, ground_truth, range(6), noise=4))
+    queue.put(evaluate(ground_truth, range(6), noise=4))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_forked_process_evaluates(ground_truth):
     """hotcoco's threads are not in it."""
-    expected = evaluate(CocoMetric, ground_truth, range(6), noise=4)
+    expected = evaluate(ground_truth, range(6), noise=4)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
     process = context.Process(target=_in_a_fork, args=(queue, ground_truth), daemon=True)
@@ -176,35 +172,32 @@ def test_masks_of_a_detector_of_boxes_are_refused(ground_truth):
         metric.evaluate(6)
 
 
-@both
-def test_metrics_equal_mmdet(kind, ground_truth):
+def test_metrics_equal_mmdet(ground_truth):
     """With the options that change their names or numbers; mmdet's truth has the same ids here."""
     options = {"classwise": True, "metric_items": ["mAP_75", "AR@100"], "proposal_nums": (1, 10, 100)}
     want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
-    assert seen(kind, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9, nan_ok=True)
+    assert seen(CocoMetric, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9, nan_ok=True)
     assert len(want) == 6  # AP of two classes, two items of boxes and of masks
 
 
-@both
-def test_recalls_of_proposals_equal_mmdet(kind, ground_truth):
+def test_recalls_of_proposals_equal_mmdet(ground_truth):
     options = {"metric": ("proposal", "bbox"), "proposal_nums": (2, 3, 100)}
     want = seen(mmdet_metrics.CocoMetric, ground_truth, noise=4, **options).evaluate(6)
-    assert seen(kind, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9)
+    assert seen(CocoMetric, ground_truth, noise=4, **options).evaluate(6) == pytest.approx(want, abs=1e-9)
     assert {"coco/AR@100", "coco/AR_m@1000", "coco/bbox_mAP"} <= want.keys()
     with pytest.raises(ConfigError, match="proposal_fast"):
-        kind(metric="proposal_fast")
+        CocoMetric(metric="proposal_fast")
 
 
-@both
-def test_ids_of_annotations_do_not_matter(kind, ground_truth):
-    expected = evaluate(kind, ground_truth, range(6), noise=1)
+def test_ids_of_annotations_do_not_matter(ground_truth):
+    expected = evaluate(ground_truth, range(6), noise=1)
     path, annotations = ground_truth
     content = json.loads(path.read_text())
     for numbers in (range(100), range(-5, 100), [2**60 + i for i in range(100)]):
         content["annotations"] = [{**one, "id": i} for one, i in zip(annotations, numbers)]
         path.write_text(json.dumps(content))
         for engine in ENGINES:
-            assert seen(kind, ground_truth, 1, engine=engine).evaluate(6) == pytest.approx(expected, abs=1e-9)
+            assert seen(CocoMetric, ground_truth, 1, engine=engine).evaluate(6) == pytest.approx(expected, abs=1e-9)
 
 
 def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes(ground_truth, tmp_path):
@@ -212,7 +205,7 @@ def test_written_detections_have_the_ids_of_the_data_in_the_order_of_the_classes
     content = json.loads(path.read_text())
     content["categories"] = [{"id": 40, "name": "b"}, {"id": 50, "name": "a"}]
     content["annotations"] = [{**one, "category_id": {1: 50, 2: 40}[one["category_id"]]} for one in annotations]
-    expected = evaluate(CocoMetric, ground_truth, range(6), noise=0)
+    expected = evaluate(ground_truth, range(6), noise=0)
     path.write_text(json.dumps(content))
     metric = CocoMetric(ann_file=str(path), metric="bbox", outfile_prefix=str(tmp_path / "out"))
     metric.dataset_meta = {"classes": CLASSES}

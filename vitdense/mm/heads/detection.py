@@ -1,5 +1,7 @@
 """All heads for mmdet: importing this module registers them."""
 
+from typing import Any
+
 import torch
 from mmdet.models.losses import FocalLoss
 from torch import Tensor
@@ -18,15 +20,8 @@ class ClampedFocalLoss(FocalLoss):
     destroys the model. The authors' code divides by 1.
     """
 
-    def forward(
-        self,
-        pred: Tensor,
-        target: Tensor,
-        weight: Tensor | None = None,
-        avg_factor: Tensor | float | None = None,
-        reduction_override: str | None = None,
-    ) -> Tensor:
-        """Logits ``[N, classes]`` and labels ``[N]``; `avg_factor` is the number of positives."""
+    def forward(self, pred: Tensor, *args: Any, avg_factor: Tensor | float | None = None, **kwargs: Any) -> Tensor:
+        """Logits ``[N, classes]``, labels and weights ``[N]``; `avg_factor` is the number of positives."""
         if avg_factor is not None:
             avg_factor = torch.as_tensor(avg_factor, device=pred.device).clamp(min=1)
-        return super().forward(pred, target, weight, avg_factor, reduction_override)
+        return super().forward(pred, *args, avg_factor=avg_factor, **kwargs)

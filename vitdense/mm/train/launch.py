@@ -52,7 +52,7 @@ def prepare_training(cfg: Config, **options: Any) -> Config:
     return kept
 
 
-def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
+def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
     """Train and validate; for the options see `prepare_training`.
 
     Args:
@@ -60,7 +60,6 @@ def train(cfg: Config, overwrite: bool | None = False, **options: Any) -> None:
         overwrite: Start anew in a work folder with checkpoints. After the first step, the earlier training is moved
             into a sub-folder; other files stay.
     """
-    overwrite = bool(overwrite)
     kept = prepare_training(cfg, overwrite=overwrite, **options)
     with WorkFolder(cfg.work_dir).hold():
         name = cfg.get("runner_type", "Runner")  # mmengine's key; ours replaces its "Runner"

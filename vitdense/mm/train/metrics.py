@@ -20,12 +20,10 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
 from vitdense.mm.train.coco_engines import BOX_ITEMS, RECALL_ITEMS, Evaluation, Found, Truth, chosen_engine, evaluate
 
-# mmdet has it from onedl-mmdetection 3.5 on; upstream mmdet has CocoMetric only.
-_FASTER = getattr(mmdet_metrics, "FasterCocoMetric", mmdet_metrics.CocoMetric)
 
-
-class _CocoMixin:
-    """Changes to mmdet's metrics: the truth is a `Truth`, and `evaluate` computes; `use_mp_eval` has no effect.
+@METRICS.register_module()
+class CocoMetric(mmdet_metrics.CocoMetric):
+    """COCO box and mask AP, with mmdet's arguments; ``mAP`` counts 100 objects per image, `use_mp_eval` has no effect.
 
     Args:
         ann_file: The truth. None for the annotation files of the evaluated data sets, or what their pipelines pack.
@@ -36,7 +34,7 @@ class _CocoMixin:
         evaluations: None; or a list that collects the evaluations of boxes and masks, which are large.
     """
 
-    ap_limit: int | None = None  # most objects per image for mAP; None for the last of `proposal_nums`
+    ap_limit: int | None = 100  # most objects per image for mAP; None for the last of `proposal_nums`
 
     def __init__(
         self,
@@ -160,15 +158,10 @@ class _CocoMixin:
 
 
 @METRICS.register_module()
-class CocoMetric(_CocoMixin, mmdet_metrics.CocoMetric):
-    """COCO box and mask AP, with mmdet's arguments; ``mAP`` counts 100 objects per image."""
-
-    ap_limit = 100
-
-
-@METRICS.register_module()
-class FasterCocoMetric(_CocoMixin, _FASTER):
+class FasterCocoMetric(CocoMetric):
     """As `CocoMetric`, but ``mAP`` counts as many objects per image as the last of `proposal_nums`."""
+
+    ap_limit = None
 
 
 def count_segments(

@@ -49,13 +49,12 @@ class MaskTransformerHead(Mask2FormerHead):
 
     Args:
         in_channels: Channels of the maps, all equal.
-        num_things_classes: Classes of things, the first labels.
-        num_stuff_classes: Classes of stuff.
+        num_things_classes, num_stuff_classes: Classes of things, the first labels, and of stuff.
         num_queries: Q; the authors use 200, and 100 for semantic segmentation.
         num_blocks: Blocks in which queries take part.
         patch_size: Side of the trunk's patches, in pixels.
         train_cfg: ``num_points`` at which masks are compared (default 12544).
-        test_cfg: Passed by mmdet and used by the fusion head.
+        test_cfg: For the fusion head.
         init_cfg: ``dict(type='Pretrained', checkpoint=...)`` loads a file with the head alone, exactly.
     """
 
@@ -158,27 +157,19 @@ class PMTHead(MaskTransformerHead):
     Args:
         in_channels: Channels of the taps.
         num_heads: Attention heads.
-        rope_augment: See `ViT`; applies to the head's own rotary positions.
         **options: See `MaskTransformerHead`.
     """
 
     family = "pmt"
 
-    def __init__(
-        self,
-        in_channels: Sequence[int],
-        num_heads: int,
-        num_blocks: int = 6,
-        rope_augment: dict | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, in_channels: Sequence[int], num_heads: int, num_blocks: int = 6, **options: Any) -> None:
         super().__init__(in_channels, num_blocks=num_blocks, **options)
         dim = in_channels[0]
         arch = ViTArch(
             dim, num_blocks, num_heads, layer_scale=1.0, norm_eps=1e-5, rope="dinov3", qkv_bias="no_key", ffn_dims=dim
         )
         self.laterals = nn.ModuleList(Lateral(dim) for _ in in_channels)
-        self.rope = Rope(arch.rope, dim // num_heads, rope_augment)
+        self.rope = Rope(arch.rope, dim // num_heads)
         self.blocks = nn.ModuleList(ViTBlock(BlockSpec(arch), mlp_ratio=1.0) for _ in range(num_blocks))
         self.norm = LayerNorm(dim, eps=arch.norm_eps)
         self.blocks.apply(init_transformer)
