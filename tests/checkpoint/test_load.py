@@ -329,6 +329,7 @@ def file_of(state, path):
 
 BLOCK = "layers.1.blocks.0."
 TABLE = BLOCK + "attn.relative_position_bias_table"
+NUMBER = torch.ones(1)
 WRONG = {  # how the file is made, the options it is loaded with, and what the error names
     "no checkpoint": (lambda s, p: p.write_bytes(b"hello world, I am a text") and p, {}, "b'hello world"),
     "wrong family": (
@@ -344,6 +345,7 @@ WRONG = {  # how the file is made, the options it is loaded with, and what the e
         r"relative_position_bias_table has shape \(77, 2\)",
     ),
     "no tensors": (lambda s, p: file_of({}, p), {}, "no tensors by name"),
+    "many tensors": (lambda s, p: file_of(dict.fromkeys(map(str, range(20000)), NUMBER), p), {}, "got 20000 tensors"),
 }
 
 

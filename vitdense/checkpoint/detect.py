@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ MODULE_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_m
 PREFIXES = ("backbone.bottom_up.", "backbone.net.", "backbone.", "encoder.", "visual.", "vision_model.")
 PREFIXES += ("image_encoder.trunk.", "vision_encoder.backbone.", "radio_model.model.")
 LISTED = 20  # keys in a message
+MOST = 10_000  # tensors in a file: looking for the names of more would take minutes
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,10 @@ def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
         if isinstance(checkpoint.get(wrapper), Mapping):
             checkpoint = checkpoint[wrapper]
     tensors = {key: value for key, value in checkpoint.items() if isinstance(value, Tensor) and isinstance(key, str)}
+    if len(tensors) > MOST:
+        raise CheckpointMismatchError(
+            f"got {len(tensors)} tensors by name, expected the weights of a model, up to {MOST}"
+        )
     if not tensors:
         raise CheckpointMismatchError(
             f"no tensors by name in the checkpoint; its keys are {list(checkpoint)[:LISTED]}, expected parameters by "
@@ -186,11 +192,11 @@ def _reading(match: Match) -> tuple:
 
 
 def _prefixes(state: Mapping[str, Tensor], families: Iterable[str], scheme: str | None) -> list[str]:
-    """The prefixes of whole backbones; if they differ in size, of the largest."""
-    starts = dict.fromkeys(key[: dot.end()] for key in state for dot in re.finditer(r"\.", key))
-    found = {start: len(fits[0].state) for start in starts if (fits := readings(state, families, start, scheme))}
-    most = max(found.values(), default=0)
-    return [start for start, number in found.items() if number == most and 4 * number > len(state)]
+    """The prefixes of whole backbones with a quarter of the keys or more; if they differ in size, of the largest."""
+    starts = Counter(key[: dot.end()] for key in state for dot in re.finditer(r"\.", key))
+    large = {start: number for start, number in starts.items() if 4 * number > len(state)}
+    found = {start: number for start, number in large.items() if readings(state, families, start, scheme)}
+    return [start for start, number in found.items() if number == max(found.values())]
 
 
 def _tried(state: Mapping[str, Tensor], families: Iterable[str], prefix: str | None, scheme: str | None) -> list[Match]:
