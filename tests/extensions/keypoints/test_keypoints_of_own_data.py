@@ -12,6 +12,7 @@ from vitdense.__main__ import main
 from vitdense.checkpoint.load import fit_whole
 from vitdense.extensions.keypoints.figures import draw_figures
 from vitdense.mm.checks import dry_step
+from vitdense.mm.checks.config import mixing
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 
@@ -81,3 +82,14 @@ def test_data_without_keypoints_or_of_several_categories(new, names, what, capsy
     with pytest.raises(SystemExit):
         new("--method", "rfdetr", "--keypoints", "--weights", "weights.pth")
     assert what in capsys.readouterr().err
+
+
+def test_mosaics_do_not_mix_keypoints():
+    cfg = load_config("rfdetr_keypoints_nano_figures")
+    steps = [{"type": "vitdense.Mosaic"}]
+    cfg.train_dataloader.dataset = dict(
+        type="MultiImageMixDataset", dataset=cfg.train_dataloader.dataset, pipeline=steps
+    )
+    (fault,) = mixing(cfg, ("train",))
+    assert "vitdense.Mosaic" in str(fault)
+    assert "keypoints" in str(fault)

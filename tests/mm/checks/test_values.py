@@ -3,6 +3,7 @@
 import pytest
 
 from vitdense.mm.checks import findings
+from vitdense.mm.checks.config import mixing
 from vitdense.mm.checks.model import build
 from vitdense.mm.checks.schedule import monitors, schedule, warm_up
 from vitdense.mm.config.build import build_model
@@ -46,6 +47,8 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("optim_wrapper.optimizer.type", "AdamWW"),
         ("val_evaluator.type", "CocoMetrik"),
         ("val_dataloader.dataset.pipeline.1.type", "Resiz"),
+        ("val_evaluator.ann_file", ""),
+        ("val_dataloader.dataset.ann_file", ""),
         ("val_cfg", None),
         ("test_evaluator", None),
     ],
@@ -65,6 +68,25 @@ def test_an_unknown_argument_of_a_backbone_is_named_with_its_key():
 def test_a_comma_too_much_in_a_weight_of_a_loss_is_named():
     key = "model.bbox_head.loss_bbox.loss_weight"
     assert any(key in line for line in errors({key: (2,)}, "atss_swin_nano_shapes"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fix"),
+    [
+        ("Mosaic", "cascade_swin_nano_shapes", "vitdense.Mosaic"),
+        ("MixUp", "cascade_swin_nano_shapes", "vitdense.Mosaic"),
+        ("CopyPaste", "cascade_swin_nano_shapes", None),
+        ("vitdense.Mosaic", "cascade_swin_nano_shapes", None),
+        ("Mosaic", "cascade_rcnn_swin_nano_shapes", None),
+    ],
+)
+def test_steps_that_mix_boxes_alone_are_named(kind, name, fix):
+    cfg = load_config(name)
+    inner = cfg.train_dataloader.dataset
+    cfg.train_dataloader.dataset = dict(type="MultiImageMixDataset", dataset=inner, pipeline=[dict(type=kind)])
+    found = [str(fault) for fault in mixing(cfg, ("train",))]
+    assert len(found) == (fix is not None)
+    assert all(kind in line and fix in line for line in found)
 
 
 @pytest.mark.parametrize(

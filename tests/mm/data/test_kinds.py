@@ -514,8 +514,8 @@ def of_array(change):
 
 
 def panoptic_of_training(data):
-    data.val = data.train
-    for name in [name for name in data.files if name.startswith("train")]:
+    shared_file(data)
+    for name in [name for name in data.files if name.startswith("train_png")]:
         data.files[name.replace("train", "val")] = data.files[name]
 
 
@@ -545,6 +545,8 @@ PANOPTIC = {
     "iscrowd a text": (both(segments(iscrowd="0")), REFUSED, "iscrowd"),
     "an id twice": (both(all_segments(lambda s: s.append(dict(s[0])))), REFUSED, "twice"),
     "stuff in several segments": (both(segments(category_id=30)), REFUSED, "stuff"),
+    "all segments crowds": (both(all_segments(lambda s: [one.update(iscrowd=1) for one in s])), REFUSED, "crowds"),
+    "file_name of another image": (both(one(file_name="1.png")), REFUSED, "file_name"),
     "segments_info absent": (both(one(segments_info=...)), REFUSED, "segments_info"),
     "a segment without category_id": (both(segments(category_id=...)), REFUSED, "category_id"),
     "a box of a segment of texts": (both(segments(bbox=["a"] * 4)), REFUSED, "four numbers"),

@@ -14,7 +14,7 @@ from vitdense.mm.data.faults import Fault, caught, refuse
 
 OF_DATA = (data.files, data.classes, data.contents, data.few, data.overlap, data.evaluators)
 CHECKS = (
-    *(config.loaders, config.types, config.values),
+    *(config.loaders, config.types, config.mixing, config.values),
     *OF_DATA,
     *(schedule.monitors, model.build, config.batch_size),
     *(model.normalisation, model.frozen, model.padding, schedule.schedule),

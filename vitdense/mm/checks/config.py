@@ -12,8 +12,9 @@ from mmengine.registry import HOOKS, METRICS, OPTIMIZERS, TRANSFORMS
 from vitdense.mm.config.base import find, flat
 from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.options import DATALOADER
-from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, nodes
+from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, nodes, type_name
 from vitdense.mm.data.faults import Fault
+from vitdense.seams import loaders as seam_loaders
 
 LOOPS = {
     "train": ("train_cfg", "train_dataloader", "optim_wrapper"),
@@ -50,6 +51,23 @@ def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind is not None and find_class(registry, kind, cfg) is None:
             yield Fault(unknown_type(kind, cfg), where)
+
+
+def mixing(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
+    """Steps that mix several images mix their masks and keypoints too, if these are loaded."""
+    loader = cfg.get("train_dataloader") if "train" in splits else None
+    steps = [step for step in nodes(loader.dataset) if "type" in step] if loader else []
+    has_points = any(type_name(step) in seam_loaders() for step in steps)
+    has_masks = any(step.get("with_mask") for step in steps)
+    for step in steps:
+        kind = find_class(TRANSFORMS, step["type"], cfg)
+        if not any("get_indexes" in vars(base) for base in getattr(kind, "__mro__", ())):
+            continue
+        without_masks = kind.__module__.startswith("mmdet.") and kind.__name__ != "CopyPaste"
+        if has_points or (has_masks and without_masks):
+            what = f"{step['type']} mixes boxes of images, and not their {'keypoints' if has_points else 'masks'}"
+            fix = "leave it out" if has_points else "set type='vitdense.Mosaic', which mixes masks, or leave it out"
+            yield Fault(what, "train_dataloader", fix=fix)
 
 
 def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:

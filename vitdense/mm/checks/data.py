@@ -29,9 +29,13 @@ def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
             yield Fault(f"no data set of type {one.dataset['type']!r} is registered", one.where)
         root = Path(one.root)
         fix = f"put the data set at {root} (or link it: ln -s /path/to/it {root}) or set its folder by --cfg-options"
+        if hasattr(one.kind, "COCOAPI") and not one.dataset.get("ann_file"):
+            got = f"got {one.dataset.get('ann_file')!r}, expected a file of annotations"
+            yield Fault(got, f"{one.where}.dataset.ann_file")
         for what, path in () if one.is_drawn else one.paths:
             if not path.exists():
-                yield Fault(f"{what} {path} does not exist", one.where, fix=f"{fix} data_root=/path/to/it")
+                place = "" if path.is_absolute() else f" in the current folder, {Path.cwd()}"
+                yield Fault(f"{what} {path} does not exist{place}", one.where, fix=f"{fix} data_root=/path/to/it")
 
 
 def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
@@ -176,6 +180,7 @@ def evaluators(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
             what = f"{kind} counts objects that {split}_dataloader drops (drop_doubles=True) as missed"
             fix = "set type='vitdense.CocoMetric' and drop_doubles=True, or drop the objects in the file"
             yield Fault(what, f"{split}_evaluator", fix=fix)
-        if named and of_data and Path(named).resolve() != Path(of_data).resolve():
-            what = f"got {named}, expected the file of {split}_dataloader, {of_data}"
-            yield Fault(what, f"{split}_evaluator.ann_file", fix="leave it out, and it follows the data set")
+        if named is not None and of_data and Path(named).resolve() != Path(of_data).resolve():
+            key = f"{split}_evaluator.ann_file"
+            fix = f"leave it out, and it follows the data set, or set both: --cfg-options {key}={of_data}"
+            yield Fault(f"got {named!r}, and {split}_dataloader has {of_data}", key, fix=fix)

@@ -186,6 +186,8 @@ def _parts(named: Mapping[int, str], where: str) -> Iterator[None]:
             where = named.get(id(trace.tb_frame.f_locals.get("self")), where)
             trace = trace.tb_next
         reason = " ".join(str(error).split())[:300]
+        if "'InstanceData' object has no attribute" in reason:
+            reason += "; let a step of the pipeline load it, as with_mask=True of LoadAnnotations does"
         if NOT_DETERMINISTIC in reason:
             reason = f"{reason.split(',')[0]}: set randomness.deterministic=False, or train on a CPU"
         raise ConfigError(f"dry step: {where}: {type(error).__name__}: {reason}") from error

@@ -266,7 +266,7 @@ class MapSet(DataSet):
     @cached_property
     def listed(self) -> tuple[BaseDataset, list[dict]]:
         """mmseg's data set, which lists the files, and its entries of images."""
-        built = build_dataset(self.where, self.dataset)
+        built = build_dataset(self.dataset)
         return built, [built.get_data_info(i) for i in range(len(built))]
 
     def read(self) -> Samples:

@@ -59,7 +59,7 @@ def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in options.items()
         if key.partition(".")[0] in equal and ("." in key or value is not None)
     }
-    return of_test | resolved
+    return resolved | {key: value for key, value in of_test.items() if key not in resolved}
 
 
 def drop_scope(cfg: Config, asked: Asked) -> None:

@@ -168,7 +168,10 @@ def image_size(cfg: Config) -> int:
     the test), or of a segmentor's crops in training."""
     splits, key = (("train",), "crop_size") if cfg.get("default_scope") == "mmseg" else (("val", "test"), "scale")
     loaders = [f"{split}_dataloader" for split in splits]
-    loader = next(filter(cfg.get, loaders), loaders[0])
+    loader = next(filter(cfg.get, loaders), None)
+    if loader is None:
+        got = f"got neither {' nor '.join(loaders)}, whose pipeline has the size"
+        raise ConfigError(f"settings.image_size (--image-size): {got}; keep one, or set the sizes of the steps")
     for node in nodes(cfg.get(loader)):
         if sides := _sides(node.get(key)):
             return min(sides)

@@ -40,7 +40,7 @@ class LabelMaps:
         return self.label_map.get(label, label)
 
 
-def build_dataset(where: str, dataset: dict) -> BaseDataset:
+def build_dataset(dataset: dict) -> BaseDataset:
     """Build an mmseg data set without its pipeline.
 
     Raises:
@@ -50,9 +50,9 @@ def build_dataset(where: str, dataset: dict) -> BaseDataset:
         with DATASETS.switch_scope_and_registry("mmseg") as registry:
             built = registry.build({**dataset, "pipeline": [], "serialize_data": False})
     except ValueError as error:  # classes that the type does not have
-        raise ConfigError(f"{where}: {error}; for classes of your own set type='BaseSegDataset'") from error
+        raise ConfigError(f"{error}; for classes of your own set type='BaseSegDataset'") from error
     if len(built) == 0:
-        raise ConfigError(f"{where}: no images in {built.data_prefix}; check img_suffix, ann_file and indices")
+        raise ConfigError(f"no images in {built.data_prefix}; check img_suffix, ann_file and indices")
     return built
 
 

@@ -62,7 +62,16 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
     names = {category["id"]: category["name"] for category in content["categories"]}
     stuff = {category["id"] for category in content["categories"] if not category["isthing"]}
     faults, image_of = coco.common_faults(content), {image["id"]: image for image in content["images"]}
+    stems = {key: Path(image["file_name"]).stem for key, image in image_of.items()}
+    if segments and all(one.get("iscrowd") for one in segments):
+        faults.add("all segments are crowds (iscrowd): none is learned", len(segments))
     for item in annotations:
+        stem = Path(item["file_name"]).stem
+        if stem != stems.get(item["image_id"], stem) and stem in stems.values():
+            faults.add(
+                "annotations have the file_name of another image's PNG; images have PNGs of their name",
+                item["file_name"],
+            )
         in_image = Counter(segment["category_id"] for segment in item["segments_info"])
         ids = Counter(segment["id"] for segment in item["segments_info"])
         for segment in item["segments_info"]:
