@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo
 from torch.export import Dim, ExportedProgram
 from torch.fx.experimental import _config as symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -95,13 +96,9 @@ def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float
     return input
 
 
-def _conv2d(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+def _of_copy(function: Callable) -> Callable:
     """A convolution of a copy: torch asks for the memory format, which depends on sizes."""
-    return torch.conv2d(copied(input), *args, **kwargs)
-
-
-def _conv_transpose2d(input: Tensor, *args: object, **kwargs: object) -> Tensor:
-    return torch.conv_transpose2d(copied(input), *args, **kwargs)
+    return lambda input, *args, **kwargs: function(copied(input), *args, **kwargs)
 
 
 def _max_pool2d(
@@ -196,8 +193,8 @@ def _shares(size: int, out: int, x: Tensor) -> Tensor:
 FORMS: Mapping[Callable, Callable] = {F.grid_sample: _grid_sample, F.linear: _linear, F.pad: _pad}
 SIZELESS_FORMS: Mapping[Callable, Callable] = {
     **FORMS,
-    torch.conv2d: _conv2d,
-    torch.conv_transpose2d: _conv_transpose2d,
+    torch.conv2d: _of_copy(torch.conv2d),
+    torch.conv_transpose2d: _of_copy(torch.conv_transpose2d),
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
     F.max_pool2d: _max_pool2d,
     torch.meshgrid: _meshgrid,
@@ -232,8 +229,7 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
         The program; ``program.module()(image)`` runs it.
 
     Raises:
-        ValueError: The model is in training mode; the image is smaller than `MIN_SIDE`, and `dynamic`; or torch finds
-            no program of all sizes.
+        ValueError: The model is in training mode, the image is too small, or torch finds no program of all sizes.
     """
     if model.training:
         raise OptionError("model: got training mode, expected eval mode; call model.eval() first")
@@ -246,11 +242,10 @@ def export_program(model: nn.Module, image: Tensor, dynamic: bool = True) -> Exp
         )
     shape = {0: Dim("batch"), 2: Dim("height", min=MIN_SIDE), 3: Dim("width", min=MIN_SIDE)}
     try:
+        whole = _Exportable(model, SIZELESS_FORMS)
         with torch.no_grad(), one_program():
-            return torch.export.export(
-                _Exportable(model, SIZELESS_FORMS), (image,), dynamic_shapes=(shape,), strict=False
-            )
-    except torch._dynamo.exc.UserError as error:
+            return torch.export.export(whole, (image,), dynamic_shapes=(shape,), strict=False)
+    except (torch._dynamo.exc.UserError, GuardOnDataDependentSymNode) as error:
         reason = next(iter(str(error).strip().splitlines()), "")
         raise OptionError(f"torch finds no program of all sizes ({reason}); export for one (--static H W)") from error
 

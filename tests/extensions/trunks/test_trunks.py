@@ -190,10 +190,21 @@ def test_strides_are_measured(stride):
     assert facts.strides == (stride,)
 
 
+class WithNeck(nn.Module):
+    """A trunk and a convolution of each of its maps."""
+
+    def __init__(self, trunk):
+        super().__init__()
+        self.trunk, self.convs = trunk, nn.ModuleList(nn.Conv2d(c, 4, 3, padding=1) for c in trunk.out_channels)
+
+    def forward(self, image):
+        return [conv(x) for conv, x in zip(self.convs, self.trunk(image))]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "dynamic"), [("test_vit", False), ("test_convnext", True), ("test_resnet", False)])
 def test_exports(name, dynamic):
-    model, shape = with_noise(TimmTrunk(name)), (1, 3, 97, 131)
+    model, shape = WithNeck(with_noise(TimmTrunk(name))).eval(), (1, 3, 97, 131)
     program = export_program(model, torch.randn(2, 3, 64, 96) if dynamic else torch.randn(shape), dynamic).module()
     image = torch.randn(shape)
     assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(program(image), model(image)))

@@ -104,10 +104,10 @@ class ForeignTrunk(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """As `Backbone.forward`."""
-        h, w = check_image(x, self.in_channels).shape[2:]
+        h, w = check_image(x, self).shape[2:]
         maps = self.maps(self.trunk, pad_to_multiple(x, self.facts.multiple), self.out_indices)
         sizes = [((h + stride - 1) // stride, (w + stride - 1) // stride) for stride in self.out_strides]
-        return tuple(out[..., :rows, :columns] for out, (rows, columns) in zip(maps, sizes))  # [B, C_i, H_i, W_i]
+        return tuple(map(_cut, maps, sizes) if self.facts.multiple > 1 else maps)  # [B, C_i, H_i, W_i]
 
     def load_weights(self, checkpoint: str | Path, entry: str | None = None, prefix: str = "", **options: Any) -> None:
         """Load weights of the project, or a state dict of this class, exactly; for `options` see `read`."""
@@ -131,6 +131,15 @@ class ForeignTrunk(Backbone):
         report.count(targets, state)
         fill(self, state, is_own)
         self.note_loaded(report, source)
+
+
+def _cut(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The upper left part of a map, of this size."""
+    if torch.compiler.is_dynamo_compiling() or not torch.compiler.is_compiling():
+        return x[..., : size[0], : size[1]]
+    # In a program for all sizes, torch does not know that the map is as large, and so not the size of the slice.
+    rows, columns = (torch.arange(n, device=x.device) for n in size)
+    return x.index_select(2, rows).index_select(3, columns)
 
 
 @cache
