@@ -193,11 +193,16 @@ def test_batch_norms_without_parameters_train():
 @pytest.mark.parametrize("name", ["swin_tiny", "resnet18"])
 @pytest.mark.parametrize(
     "x",
-    [torch.zeros(3, 64, 64), torch.zeros(1, 3, 64, 64, dtype=torch.uint8), torch.zeros(1, 1, 64, 64)],
-    ids=["3-D", "uint8", "grey"],
+    [
+        torch.zeros(3, 64, 64),
+        torch.zeros(1, 3, 64, 64).byte(),
+        torch.zeros(1, 1, 64, 64),
+        torch.zeros(1, 3, 64, 64).double(),
+    ],
+    ids=["3-D", "uint8", "grey", "float64"],
 )
 def test_what_is_no_batch_of_images_is_refused(name, x):
-    with pytest.raises(ValueError, match=r"image: got .*, expected a float tensor \[B, 3, H, W\]"):
+    with pytest.raises(ValueError, match=r"image: got .*, expected torch.float32 \[B, 3, H, W\]"):
         create(name)(x)
 
 

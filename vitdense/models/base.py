@@ -117,13 +117,15 @@ def tap(trunks: Sequence["Backbone"], unrolled: list) -> list[tuple]:
     return [tuple(own) for own in outs]
 
 
-def check_image(x: Tensor, channels: int) -> Tensor:
-    """`x`, if it is a floating-point batch of images with these channels; else a ValueError."""
-    if not isinstance(x, Tensor) or x.ndim != 4 or x.shape[1] != channels or not x.is_floating_point():
+def check_image(x: Tensor, model: "Backbone") -> Tensor:
+    """`x`, if it is a batch of images with the channels and the dtype of a model; else a ValueError."""
+    channels, dtype = model.in_channels, next(model.parameters()).dtype
+    fits = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] == channels and x.is_floating_point()
+    if not fits or not (x.dtype == dtype or torch.is_autocast_enabled(x.device.type)):
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(
-            f"image: got {got}, expected a float tensor [B, {channels}, H, W], normalised by mean and std of "
-            "model.cfg; the option in_channels makes a model for other channels"
+            f"image: got {got}, expected {dtype} [B, {channels}, H, W], normalised by mean and std of model.cfg; the "
+            "option in_channels makes a model for other channels"
         )
     return x
 
@@ -322,7 +324,7 @@ class Backbone(Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """The input of `forward_patches` from an image ``[B, 3, H, W]``."""
-        return self.patch_embed(check_image(x, self.in_channels))
+        return self.patch_embed(check_image(x, self))
 
     def forward_patches(self, x: Tensor) -> tuple[Tensor | tuple[Tensor, ...], ...]:
         """As `forward`, from patches ``[B, h, w, C]``, for masked pretraining."""

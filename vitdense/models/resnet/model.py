@@ -131,7 +131,7 @@ class ResNet(Backbone):
 
     def embed(self, x: Tensor) -> Tensor:
         """The map before the first stage, ``[B, C, H/4, W/4]``."""
-        x = check_image(x, self.in_channels).contiguous(memory_format=torch.channels_last)
+        x = check_image(x, self).contiguous(memory_format=torch.channels_last)
         return max_pool(self.relu(self.bn1(self.conv1(x))), kernel=3, stride=2, padding=1)  # [B, C, H/4, W/4]
 
     def output(self, x: Tensor, stage: int) -> Tensor:

@@ -72,7 +72,7 @@ class WindowedViT(ViT):
 
     def embed(self, x: Tensor) -> Tensor:
         """Patches of an image padded to whole patches in every window."""
-        x = check_image(x, self.in_channels)
+        x = check_image(x, self)
         return super().embed(pad_to_multiple(x, self.arch.patch_size * self.num_windows))
 
     def unroll(self, x: Tensor) -> tuple[Tensor, tuple[int, int], list[Callable[[Tensor], Tensor]]]:

@@ -180,7 +180,7 @@ class ViTAdapter(Backbone):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Image ``[B, 3, H, W]`` to ``[B, C, ceil(H / s), ceil(W / s)]`` for the strides s of 4, 8, 16 and 32."""
-        finest, *maps = self.spm(check_image(x, self.in_channels))  # [B, C, h_i, w_i]
+        finest, *maps = self.spm(check_image(x, self))  # [B, C, h_i, w_i]
         sizes = [(c.shape[2], c.shape[3]) for c in maps]
         c = torch.cat([to_tokens(c) + embed for c, embed in zip(maps, self.level_embed)], dim=1)  # [B, N, C]
         x, size, steps = self.trunk.unroll(self.trunk.patch_embed(x))  # [B, E + h*w, C]
