@@ -12,11 +12,11 @@ from PIL import Image, features
 pytest.importorskip("mmdet")
 from commands import start_tool
 
+from vitdense.errors import OptionError
 from vitdense.mm.cli.predict import PredictionError, predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
-from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
 
 pytestmark = pytest.mark.slow
@@ -99,7 +99,7 @@ def test_an_output_that_is_a_folder(checkpoint, photos, tmp_path):
     assert pictures == {"predictions.json", "z.jpg"}
     assert len(ids) == 2
     (tmp_path / "other/predictions.json").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"predictions\.json"):
+    with pytest.raises(OptionError, match=r"predictions\.json"):
         predict(load_config(RECIPE), checkpoint, [photos], tmp_path / "other")
     assert not (tmp_path / "other/z.jpg").exists()  # before the work
 

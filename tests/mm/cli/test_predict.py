@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitdense.__main__ import main
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.errors import OptionError
 from vitdense.mm.cli.predict import Detection, Panoptic, Segmentation, list_images, predict, raw_values
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import ConfigError
@@ -184,8 +185,10 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
         (images[:2], ".", "--out-dir.*overwrite the images"),
         (images[:2], "../" + tmp_path.name, "--out-dir.*overwrite the images"),
         ([tmp_path / "none.jpg"], "out", r"none\.jpg"),
+        (images[:2], "/proc/out", r"/proc/out/.*cannot be written.*--out-dir"),
+        (images[:2], images[0], r"wide\.png/.*cannot be written.*--out-dir"),
     ):
-        with pytest.raises(ConfigError, match=named):
+        with pytest.raises(OptionError, match=named):
             predict(cfg, "not asked for", wrong, tmp_path / out)
     cfg.default_scope = "mmpretrain"
     with pytest.raises(ConfigError, match="default_scope='mmpretrain'"):
@@ -249,43 +252,36 @@ def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, i
     assert not any(str(image) in str(error.value) for image in images)
 
 
-def test_list_images_of_folders(images, tmp_path):
-    (tmp_path / "notes.txt").write_text("")
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "UPPER.JPG").write_bytes(b"")
+def test_list_images(images, tmp_path, capsys):
+    """Sub-folders are not searched, which is logged."""
     assert list_images([tmp_path]) == sorted(images)
-    assert list_images([images[1], tmp_path / "sub", tmp_path]) == [images[1], tmp_path / "sub/UPPER.JPG", images[0]]
-    (tmp_path / "none").mkdir()
-    with pytest.raises(ConfigError, match="none"):
-        list_images([tmp_path / "none"])
-    with pytest.raises(ConfigError, match="gone"):
-        list_images([tmp_path / "gone"])
-
-
-def test_sub_folders_are_logged_and_videos_refused(images, tmp_path, capsys):
-    list_images([tmp_path])
     assert "not searched" not in capsys.readouterr().out
-    (tmp_path / "deep/er").mkdir(parents=True)
-    assert list_images([tmp_path]) == sorted(images)
-    said = capsys.readouterr().out
-    assert "1 folders" in said
-    assert "deep" in said
-    for name in ("v.mp4", "v.MOV", "v.avi"):
-        (tmp_path / name).write_bytes(b"")
-        with pytest.raises(ConfigError, match=r"is a video.*results\.md"):
-            list_images([tmp_path / name])
-
-
-def test_list_images_of_patterns(images, tmp_path):
-    (tmp_path / "notes.txt").write_text("")
-    (tmp_path / "sub").mkdir()
-    deep, bracket = tmp_path / "sub/deep.jpeg", tmp_path / "a[1].jpg"
-    for path in (deep, bracket):
+    upper, deep, bracket = tmp_path / "sub/UPPER.JPG", tmp_path / "sub/er/deep.jpeg", tmp_path / "a[1].jpg"
+    deep.parent.mkdir(parents=True)
+    for path in (upper, deep, bracket, tmp_path / "notes.txt"):
         path.write_bytes(b"")
-    assert list_images([f"{tmp_path}/*.[jp]*"]) == sorted([*images, bracket])
+    every = sorted([*images, bracket])
+    assert list_images([images[1], tmp_path / "sub", tmp_path]) == [images[1], upper, bracket, images[0]]
+    assert "1 folders in it are not searched: sub" in capsys.readouterr().out
+    assert list_images([f"{tmp_path}/*.[jp]*"]) == every
     assert list_images([f"{tmp_path}/**/*.jpeg", str(bracket)]) == [deep, bracket]
-    with pytest.raises(ConfigError, match=r"pattern .*\*\.txt"):
-        list_images([f"{tmp_path}/*.txt"])
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("none", "folder .*none has no image"),
+        ("*.txt", r"pattern .*\*\.txt"),
+        ("gone", "gone does not exist"),
+        *((name, r"is a video.*results\.md") for name in ("v.mp4", "v.MOV", "v.avi")),
+    ],
+)
+def test_what_has_no_image_is_named(name, match, tmp_path):
+    (tmp_path / "none").mkdir()
+    for file in ("notes.txt", "v.mp4", "v.MOV", "v.avi"):
+        (tmp_path / file).write_bytes(b"")
+    with pytest.raises(ConfigError, match=match):
+        list_images([tmp_path / name])
 
 
 def test_checkpoint_of_other_classes_names_both_numbers(cfg, checkpoint):

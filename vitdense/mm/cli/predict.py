@@ -23,7 +23,7 @@ from mmengine.utils import track_iter_progress
 from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.query import find_class
 from vitdense.mm.data.panoptic import colours_of_ids
 from vitdense.mm.data.predictions import CocoPredictions
@@ -47,11 +47,9 @@ class Task:
     """Writes predictions. Subclasses define `add`, for an image file, and `save`, for the predictions so far.
 
     Args:
-        model: The model.
-        out_dir: Output folder.
         images: All images, including the ones of other processes.
         root: Folder of the images, to write a training set instead of pictures; None to write pictures.
-        as_dataset, as_indices: See `predict`.
+        model, out_dir, as_dataset, as_indices: See `predict`.
     """
 
     model: Predictor
@@ -73,7 +71,7 @@ class Task:
             result.save(self.out_dir / image.name)
 
     def write_label_map(self, image: Path, pixels: np.ndarray) -> str:
-        """Write a label map or ids of an image under ``labels/``; returns the name of the file."""
+        """Write a label map or ids; returns the name of the file."""
         write_picture(self.out_dir / "labels" / self.label_maps[image], Image.fromarray(pixels))
         return self.label_maps[image]
 
@@ -81,7 +79,7 @@ class Task:
         """Write the predictions so far."""
 
     def finish(self) -> Path:
-        """Join the files of all processes in the order of the images; returns the path."""
+        """Write the predictions of all processes in the order of the images; returns the path."""
         of_all = zip_longest(*all_gather_object([*self.found.items()]))
         self.found = dict(one for row in of_all for one in row if one is not None)
         if is_distributed():
@@ -97,9 +95,8 @@ class Detection(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.predictions = CocoPredictions(
-            self.model.names, self.model.dataset, self.root, self.model.model.dataset_meta
-        )
+        meta = self.model.model.dataset_meta
+        self.predictions = CocoPredictions(self.model.names, self.model.dataset, self.root, meta)
 
     def add(self, image: Path) -> None:
         pixels = self.model.reader.pixels(image)
@@ -139,9 +136,8 @@ class Panoptic(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.ids = CocoPredictions(
-            self.model.names, self.model.dataset, meta=self.model.model.dataset_meta
-        ).category_ids
+        meta = self.model.model.dataset_meta
+        self.ids = CocoPredictions(self.model.names, self.model.dataset, meta=meta).category_ids
 
     def add(self, image: Path) -> None:
         result = self.model(image)
@@ -215,7 +211,7 @@ def predict(
     """Predict on images.
 
     Args:
-        cfg, checkpoint: See `Predictor`.
+        cfg, checkpoint, classes: See `Predictor`, also for errors.
         images: Image files, folders and patterns; see `list_images`.
         out_dir: Output folder. It gets a picture per image, of the same name.
             A detector also writes ``predictions.json``: COCO results, ``[{image_id, category_id, bbox, score,
@@ -231,13 +227,12 @@ def predict(
             set with new image ids, of detections with at least `score_thr`. A segmentor writes ``labels/``, label maps
             in the folders of the images, and ``classes.txt``, the names of their values. Images are named relative to
             their common folder.
-        classes: See `Predictor`.
 
     Returns:
         The JSON file of a detector or panoptic model, the folder of a segmentor.
 
     Raises:
-        ConfigError: Images are missing, or outputs would overwrite each other or the images; see also `Predictor`.
+        ConfigError: Images are missing, or outputs cannot be written, or would overwrite each other or the images.
         PredictionError: Some images cannot be read or predicted; raised after all others are done.
     """
     found = list_images(images)
@@ -258,7 +253,7 @@ def checked(cfg: Config, images: Sequence[Path], out_dir: Path, as_training: boo
 
 
 def run(task: Task, images: Sequence[Path]) -> Any:
-    """Do a task with the images of this process; returns the result of its `finish`. See `predict`."""
+    """Do a task with the images of this process; returns what its `finish` does."""
     images = images[get_rank() :: get_world_size()]
     failed, next_save = [], 10
     try:
@@ -285,10 +280,7 @@ def run(task: Task, images: Sequence[Path]) -> Any:
 def list_images(paths: Sequence[str | Path]) -> list[Path]:
     """List image files. Folders and patterns such as ``photos/**/*.jpg`` are replaced by their image files, sorted.
 
-    Sub-folders are not searched, which is logged.
-
-    Raises:
-        ConfigError: A path does not exist, or is a video, or a folder or pattern has no image.
+    Sub-folders are not searched, which is logged. A path without an image is a ConfigError.
     """
     images: list[Path] = []
     for path in paths:
@@ -330,9 +322,10 @@ def label_map_names(images: Sequence[Path], root: Path | None) -> dict[Path, str
 
 
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool, root: Path | None) -> None:
-    """Raise a ConfigError if an output would overwrite an image or another output."""
-    if (results := out_dir / RESULTS).is_dir():
-        raise ConfigError(f"--out-dir: {results} is a folder, expected a file or nothing")
+    """Raise an error if an output cannot be written, or would overwrite an image or another output."""
+    check_writable(out_dir / (RESULTS if root is None else TRAINING), "--out-dir")
+    if with_label_maps:
+        check_writable(out_dir / "labels" / "any.png", "--out-dir")
     if with_label_maps and root is not None and out_dir.resolve().is_relative_to(root.resolve()):
         raise ConfigError(
             f"--as-dataset: label maps in {out_dir} would be among the images of {root}; name another folder"
