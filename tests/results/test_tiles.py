@@ -44,9 +44,10 @@ def test_a_mask_of_a_tile_lies_in_the_image(corner):
     x, y = corner
     part = np.random.default_rng(0).random((20, 30)) < 0.5
     for mask in (part, np.ones_like(part), np.zeros_like(part)):
-        want = np.zeros((24, 37), bool)
-        want[y : y + 20, x : x + 30] = mask
-        assert place(mask, corner, (24, 37)) == rle.encode(np.asfortranarray(want, np.uint8))
+        for height in (24, y + 20):  # also to the lower edge: a run goes on in the next column
+            want = np.zeros((height, 37), bool)
+            want[y : y + 20, x : x + 30] = mask
+            assert place(mask, corner, want.shape) == rle.encode(np.asfortranarray(want, np.uint8))
 
 
 def seen(objects, tiles, masks=True):
@@ -180,13 +181,6 @@ def test_which_detections_are_the_same_object(left, right, same, masks):
     assert not _Comparison(found, np.array([0, 0]), LEFT_AND_RIGHT, HALVES).same(0, np.array([1])).any()
 
 
-def test_a_mask_may_be_as_high_as_its_tile():
-    """A column that is full to the lower edge, and the next one from the upper edge on: one run."""
-    mask = np.zeros((4, 3), bool)
-    mask[2:, 0] = mask[:, 1] = mask[0, 2] = True
-    np.testing.assert_array_equal(rle.decode(place(mask, (0, 0), (4, 3))), mask)
-
-
 def blobs(tiles):
     """A function of a user: of the bright rectangles of tiles boxes, scores, labels and masks."""
     for tile in tiles:
@@ -251,11 +245,3 @@ def test_an_object_without_a_mask_is_unchanged():
     got = merge(found, tile_of, TILES, SIZE)
     assert [code is None for code in got.rle] == [False, True]
     np.testing.assert_array_equal(got.boxes[1], found.boxes[0])
-
-
-def test_nothing_found():
-    got = merge(
-        Result(np.zeros((0, 4), np.float32), np.zeros(0), np.zeros(0, int), rle=[]), np.zeros(0, int), TILES, SIZE
-    )
-    assert got.boxes.shape == (0, 4)
-    assert got.rle == []

@@ -112,10 +112,13 @@ class Result(Output):
             category_ids: Ids of `names`; by default the ids of the training data, or from 1 on if they are not known.
 
         Raises:
-            OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments.
+            OptionError: The result has no objects: it is a segmentor's, or a panoptic model's segments; or the class
+                of an object has no id.
         """
         self._need("boxes", "to_coco")
         ids = category_ids if category_ids is not None else self.category_ids or range(1, len(self.names) + 1)
+        if self.labels.max(initial=-1) >= len(ids):
+            raise OptionError(f"category_ids: got {len(ids)} ids, expected one for each class")
         found = []
         for i, (x1, y1, x2, y2) in enumerate(self.boxes.tolist()):
             score, label = float(self.scores[i]), int(self.labels[i])
@@ -128,13 +131,18 @@ class Result(Output):
         return found
 
     def to_supervision(self) -> "supervision.Detections":
-        """The objects as `supervision.Detections`; that package is not installed with this one."""
+        """The objects as `supervision.Detections`; that package is not installed with this one.
+
+        Keypoints are in its ``data["keypoints"]``, [N, K, 3]: x, y and score.
+        """
         self._need("boxes", "to_supervision")
         import supervision
 
-        names = np.array(self.names)[self.labels]
+        data = {"class_name": np.array(self.names)[self.labels]}
+        if self.keypoints is not None:
+            data["keypoints"] = self.keypoints
         options = {"mask": self.masks, "confidence": self.scores, "class_id": self.labels}
-        return supervision.Detections(self.boxes, data={"class_name": names}, **options)
+        return supervision.Detections(self.boxes, data=data, **options)
 
     def _need(self, name: str, method: str) -> None:
         if getattr(self, name) is None:
