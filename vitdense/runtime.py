@@ -76,11 +76,7 @@ class OperatingPoint:
 
     @classmethod
     def of(cls, content: Any, names: Sequence[str]) -> "OperatingPoint":
-        """Read the operating point of a model with these classes from what a file has; see `content`.
-
-        Raises:
-            ValueError: A key is missing, a number is not from 0 to 1, or the classes differ.
-        """
+        """The operating point of a model with these classes, from `content`; a ValueError if it is damaged."""
         try:
             given, shares = content["thresholds"], (content["precision"], content["recall"])
             by_name = isinstance(given, Mapping)
@@ -94,7 +90,7 @@ class OperatingPoint:
             raise ValueError(f"no operating point ({type(error).__name__}: {error})") from error
 
     def content(self, names: Sequence[str]) -> dict[str, Any]:
-        """The operating point as a file has it: thresholds of classes by their names."""
+        """What a file has: thresholds of classes by their names."""
         by_name = isinstance(self.thresholds, Sequence)
         return {**vars(self), "thresholds": dict(zip(names, self.thresholds)) if by_name else self.thresholds}
 
@@ -210,14 +206,15 @@ class Program:
         operating_point: The model's operating point; None if the file has none.
 
     Raises:
-        ValueError: The file is not from `vitdense export`, or has a detector's maps; or the engine is unknown.
+        OSError: The file cannot be opened.
+        ValueError: It is not from `vitdense export`, or has a detector's maps; or the engine is unknown.
         EngineError: The engine is not installed, or does not have the precision.
     """
 
     def __init__(
         self,
         path: str | os.PathLike,
-        engine: "str | Engine" = "onnxruntime",
+        engine: str | Engine = "onnxruntime",
         threads: int = 0,
         model: str = "",
         **options: object,
@@ -228,8 +225,11 @@ class Program:
             raise ValueError(f"{path}: got model={model!r}, expected one of {models}")
         start = self._start = f"{model}/" if model else ""
         forms = [name for name in FORMS if start + name in outputs]
-        about = self._engine.about
-        about = self.about = {key: json.loads(about[start + key]) for key in KEYS if start + key in about}
+        try:
+            given = {key: self._engine.about.get(start + key) for key in KEYS}
+            about = self.about = {key: json.loads(text) for key, text in given.items() if text is not None}
+        except ValueError as error:
+            raise ValueError(f"{path}: its metadata are no JSON ({error}); export the model again") from error
         if not forms or not {"mean", "std", "channels", "classes", "resize", FORMS[forms[0]]} <= about.keys():
             raise ValueError(
                 f"{path}: got outputs {outputs[:9]} and metadata {sorted(about)}, expected a file of vitdense export "
@@ -255,15 +255,7 @@ class Program:
         Raises:
             ValueError: The array is not an image, or has no pixel after its resize; or the score is out of range.
         """
-        return self.find(self.run(self.batch(image)), image.shape[:2], score_thr)
-
-    def find(self, outputs: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
-        """As `read`, with the minimum score of `__call__`."""
-        if score_thr is None:
-            score_thr = self.operating_point.thresholds if self.operating_point else SCORE
-        elif not 0 <= score_thr <= 1:
-            raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
-        return self.read(outputs, size, score_thr)
+        return self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
 
     def batch(self, image: np.ndarray) -> np.ndarray:
         """The batch that the file takes, from a photo; for errors see `__call__`."""
@@ -286,10 +278,12 @@ class Program:
         except Exception as error:
             raise ValueError(f"the engine fails on {batch.dtype} {list(batch.shape)} ({reason_of(error)})") from error
 
-    def read(
-        self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | Sequence[float] = 0.0
-    ) -> Output:
-        """What was found in a photo of size (H, W), from the outputs for a batch of this photo."""
+    def read(self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
+        """What was found in a photo of size (H, W), from the outputs for its batch; for the score see `__call__`."""
+        if score_thr is None:
+            score_thr = self.operating_point.thresholds if self.operating_point else SCORE
+        elif not 0 <= score_thr <= 1:
+            raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
         found = {name.removeprefix(self._start): out[0] for name, out in found.items()}
         return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
 

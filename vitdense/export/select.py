@@ -12,15 +12,6 @@ import torchvision
 from torch import Tensor
 
 
-class FoundKeypoints(NamedTuple):
-    """Objects of a batch with K keypoints."""
-
-    boxes: Tensor  # [B, N, 4] float32
-    scores: Tensor  # [B, N] float32
-    labels: Tensor  # [B, N] int64
-    keypoints: Tensor  # [B, N, K, 3] float32: x, y in pixels, score
-
-
 class Found(NamedTuple):
     """Objects of a batch."""
 

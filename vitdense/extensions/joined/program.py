@@ -36,4 +36,4 @@ class Joined:
         """What each model finds, by its name; see `vitdense.runtime.Program`."""
         first, *_ = self.models.values()
         outputs = first.run(first.batch(image))
-        return {name: model.find(outputs, image.shape[:2], score_thr) for name, model in self.models.items()}
+        return {name: model.read(outputs, image.shape[:2], score_thr) for name, model in self.models.items()}

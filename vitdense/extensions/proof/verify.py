@@ -236,7 +236,7 @@ def compare_program(program: runtime.Program, proof: Proof, is_half: bool) -> tu
             return False, f"differs: got a program without {absent}, which it had at export: of another form or model"
         computed = [batch[0], *(found[name] for name in proof.tensors)]
         errors = np.maximum(errors, [*map(error_at, computed, *sampled)])  # keeps NaN
-        pairs.append((program.read(found, photo.shape[:2]), want))
+        pairs.append((program.read(found, photo.shape[:2], 0.0), want))
     wrong = np.flatnonzero(~(errors <= bounds))
     if len(wrong):
         first = wrong[0]
