@@ -1,7 +1,7 @@
 """Export a trained detector, or its maps, or a segmentor to torch.export (pt2) or ONNX.
 
-The file takes normalised images of all sizes and batches, or with --static one image of one size; --with-preprocessing
-makes them photos. It is compared with the model before it is written.
+The file takes normalised images of all sizes and batches, or with --static one image of one size. It is compared with
+the model before it is written.
 """
 
 import sys
@@ -37,11 +37,6 @@ def main() -> None:
         "another class (default %(default)s)",
     )
     parser.add_argument("--maps", action="store_true", help="of a detector of boxes, its maps alone")
-    parser.add_argument(
-        "--with-preprocessing",
-        action="store_true",
-        help="the file takes photos, uint8 RGB, which it resizes and normalises",
-    )
     parser.add_argument("--images", nargs="+", default=[], help="photos to compare at (default: test data)")
     parser.add_argument(
         "--unchecked", action="store_true", help="write it also where the model finds nothing to compare"

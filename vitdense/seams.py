@@ -77,8 +77,9 @@ def options_of(command: str) -> list[ModuleType]:
     - ``annotations(args)``, for ``new detection``: split -> content of a COCO file and folder of its images, or None;
     - ``model(cfg, args)``, for ``new``: changes of a recipe's model, or None;
     - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None;
-    - ``forms()`` and ``finder(model)``, for ``export``: replacements of modules by their classes, and a
-      `vitdense.mm.export.detectors.Finder`, or None; see there.
+    - for ``export``, ``forms()`` and ``finder(model)``: replacements of modules by their classes, and a
+      `vitdense.mm.export.detectors.Finder`, or None; ``check(args, model)`` before it, and
+      ``rewrite(args, program, model)``, which changes the file before it is compared.
     """
     modules = [extension.options.get(command) for extension in extensions().values()]
     return [import_module(module) for module in modules if module]

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 pytest.importorskip("mmdet")
 from mmengine.config import Config, ConfigDict
 
 from vitdense.export.compare import above, can_compare, compare_counts, compare_maps
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.export.samples import describe, of_noise, of_one_size, of_photos, paths_of
-from vitdense.mm.predictor import ImageReader
-from vitdense.runtime import BOUNDS, Output, compare_results, normalised
+from vitdense.mm.export.samples import describe, of_one_size, paths_of
+from vitdense.runtime import BOUNDS, Output, compare_results
 
 BOXES = np.float32([(0, 0, 10, 10), (20, 20, 40, 30), (5, 5, 5, 9)])
 MASKS = np.zeros((3, 50, 50), bool)
@@ -48,6 +46,8 @@ def moved(dx, boxes=BOXES):
         ("int8", output(moved(3), (0.71, 0.59, 0.3)), True),
         ("int8", output(moved(3), (0.69, 0.4, 0.3)), False),
         ("int8", output(moved(4), (0.9, 0.4, 0.3)), False),
+        ("float32", output(BOXES + np.nan), False),
+        ("float32", output(scores=(np.nan,) * 3), False),
     ],
 )
 def test_objects(precision, got, fits):
@@ -190,53 +190,6 @@ def test_descriptions():
     assert described(head=SimpleNamespace(threshold=0.3))["threshold"] == 0.3
     assert described(test_cfg={"rcnn": {"mask_thr_binary": 0.4}})["mask_thr"] == 0.4
     assert described(data_preprocessor={})["channels"] == "BGR"
-
-
-class Read(ImageReader):
-    """A pipeline that doubles an image, and a preprocessor that pads it."""
-
-    def __init__(self, own_reader=None):
-        super().__init__([dict(type="LoadImageFromFile")])
-        self.own_reader, self.model, self.reader = own_reader, self, self
-        self.asked = []
-
-    def inputs(self, image, pixels):
-        self.asked.append(pixels)
-        return {"inputs": torch.zeros(3, 60, 80)}
-
-    def data_preprocessor(self, data, training):
-        assert training is False
-        return {"inputs": torch.nn.functional.pad(data["inputs"][0][None] + 7, (0, 16, 0, 4))}
-
-
-def test_photos_as_the_program_and_as_the_model_get_them(tmp_path):
-    photo = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
-    Image.fromarray(photo).save(tmp_path / "a.png")
-
-    def sample(reads, about, preprocessing=False):
-        (found,) = of_photos([str(tmp_path / "a.png")], reads, about, preprocessing)
-        assert found.image.shape == (1, 3, 60, 80)
-        assert (found.image == 7).all()
-        np.testing.assert_array_equal(reads.asked, [photo])  # decoded once
-        return found
-
-    about = described(RESIZE)
-    found = sample(Read(), about)
-    np.testing.assert_array_equal(found.given, normalised(photo, (60, 80), about))
-    assert found.size == (30, 40)
-    np.testing.assert_array_equal(sample(Read(), about, preprocessing=True).given, photo[None])
-    assert sample(Read(), described(RESIZE, static=(64, 96))).given.shape == (1, 3, 64, 96)
-    for reads, said in ((Read(), described(RESIZE, RESIZE)), (Read("LoadTiff"), about)):
-        found = sample(reads, said)
-        assert found.given is found.image
-        assert found.size == (60, 80)
-
-
-def test_noise_is_the_same_each_time():
-    one, other = of_noise((2, 3, 5, 7)), of_noise((2, 3, 5, 7))
-    assert one.image.equal(other.given)
-    assert one.image.std() > 0.5
-    assert one.size == (5, 7)
 
 
 class Files:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
@@ -126,12 +125,6 @@ def joined(folders):
     return vitdense.join(*folders.values(), onednn=False)
 
 
-def flops(run, image):
-    with FlopCounterMode(display=False) as counter:
-        run(image)
-    return counter.get_total_flops()
-
-
 def test_results_of_one_pass_equal_single_models(joined, singles, photos):
     passes = []
     handle = joined.trunk.source.blocks[0].register_forward_hook(lambda *args: passes.append(1))
@@ -145,15 +138,6 @@ def test_results_of_one_pass_equal_single_models(joined, singles, photos):
     alone = {name: [*single.stream(photos, 0.5, batch_size=1)] for name, single in singles.items()}
     for i, one in enumerate(joined.stream(iter(photos), 0.5, batch_size=1)):
         assert one == {name: results[i] for name, results in alone.items()}
-
-
-def test_flops_count_all_heads_and_one_trunk(joined, singles, photos):
-    image = torch.zeros(1, 3, 96, 128)
-    trunks = {name: flops(single.model.backbone, image) for name, single in singles.items()}
-    alone = {name: flops(single, photos[0]) for name, single in singles.items()}
-    heads = sum(alone.values()) - sum(trunks.values())
-    assert flops(joined, photos[0]) == heads + max(trunks.values())
-    assert trunks["detector"] < trunks["panoptic"]  # its last block is not run alone
 
 
 @pytest.mark.parametrize(
@@ -212,7 +196,7 @@ def program(folders, photos, tmp_path_factory):
     Image.fromarray(photos[1]).save(root / "1.png")
     models = find_models([*folders.values()])
     wish = Wish(root / "all.onnx", "onnx", (96, 128), images=[str(root / "1.png")])
-    return root / "all.onnx", export_joined(models, wish, Namespace(proof=True))
+    return root / "all.onnx", export_joined(models, wish, Namespace(proof=True, with_preprocessing=False))
 
 
 def test_one_file_finds_the_same_as_single_models(program, joined, photos):

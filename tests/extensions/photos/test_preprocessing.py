@@ -37,7 +37,7 @@ def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
 
 def both(model, about, tmp_path):
     """The program of images and the program of photos."""
-    from vitdense.export.preprocessing import of_photos
+    from vitdense.extensions.photos.preprocessing import of_photos
 
     onnx.save(model, tmp_path / "images.onnx")
     onnx.save(of_photos(model, about), tmp_path / "photos.onnx")
@@ -70,7 +70,7 @@ def test_a_segmentor_of_photos_returns_classes(rule, more, tmp_path):
 @pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
 def test_pixels_are_opencvs_to_the_bit(engine, tmp_path):
     """Equal bits; in OpenVINO, which has no float64, almost all."""
-    from vitdense.export.preprocessing import of_photos
+    from vitdense.extensions.photos.preprocessing import of_photos
 
     rng = np.random.default_rng(0)
     for h, w, height, width in (
@@ -131,7 +131,7 @@ def test_boxes_are_in_pixels_of_the_photo(dtype, tmp_path):
 
 
 def test_sizes_match_the_runtime_and_other_outputs_are_kept():
-    from vitdense.export.preprocessing import of_photos
+    from vitdense.extensions.photos.preprocessing import of_photos
 
     rule = {"scale": [133, 80], "keep_ratio": True}
     about = ABOUT | {"resize": rule}

@@ -21,6 +21,7 @@ from linear_vit import make, save_random
 from graph_faults import set_attribute, set_entry, set_half, set_value
 from vitdense import runtime
 from vitdense.extensions.proof import verify
+from vitdense.extensions.proof.make import widened
 from vitdense.extensions.proof.part import computed
 from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.config.build import build_model
@@ -30,9 +31,10 @@ from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.samples import of_photos
 from vitdense.mm.export.tasks import Part
 from vitdense.mm.predictor import Predictor
+from vitdense.runtime import BOUNDS, Output, compare_results
 
 pytestmark = pytest.mark.long
-KINDS = {"float32": {}, "photos": {"preprocessing": True}, "int8": {"precision": "int8"}}
+KINDS = {"float32": {}, "photos": {}, "int8": {"precision": "int8"}}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,9 @@ def export_of(folder):
     @cache
     def made(kind):
         path = folder / f"{kind}.onnx"
-        wish, args = Wish(path, "onnx", **KINDS[kind]), Namespace(proof=True)
+        if kind == "photos":
+            pytest.importorskip("vitdense.extensions.photos")
+        wish, args = Wish(path, "onnx", **KINDS[kind]), Namespace(proof=True, with_preprocessing=kind == "photos")
         return path, export(make(folder), str(folder / "random.pth"), wish, args=args)
 
     return made
@@ -154,7 +158,7 @@ def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
         proof.write_bytes(content)
         assert "it is cut" in told()
     proof.write_bytes(whole)
-    for content in (path.read_bytes()[:-1000], b"", export_of("photos")[0].read_bytes()):
+    for content in (path.read_bytes()[:-1000], b"", export_of("int8")[0].read_bytes()):
         path.write_bytes(content)
         line = told("out")
         assert "differs" in line
@@ -262,8 +266,26 @@ def test_objects_are_in_the_pixels_of_a_photo_that_is_resized(tmp_path):
     predictor = Predictor(cfg, str(tmp_path / "a.pth"))
     photo = np.random.default_rng(0).integers(0, 256, (90, 250, 3), np.uint8)
     want, part = predictor(photo, score_thr=0.0), Part("", predictor, False, "", "float32")
-    (sample,) = of_photos([photo], predictor, part.about, preprocessing=False)
+    (sample,) = of_photos([photo], predictor, part.about)
     assert sample.image.shape[2:] != sample.size
     fix(predictor.model)
     found = computed(part.task, sample, part).found
     np.testing.assert_allclose(found.boxes, want.boxes, atol=0.1)
+
+
+def test_bounds_of_lower_precision_follow_from_its_changes():
+    def found(difference, lost):
+        """Twenty objects, some of them elsewhere."""
+        corner = np.arange(20)[:, None] * 100 + np.where(np.arange(20) < lost, 50, 0)[:, None]
+        return Output(corner + np.float32([0, 0, 20, 20]), np.full(20, 0.9 - difference), np.zeros(20, int))
+
+    def changed(share):
+        return Output(semantic=(np.arange(100)[None] < 100 * share).astype(int))
+
+    base = BOUNDS["float16"]
+    assert widened([(found(0, 0), found(0, 0))], base).difference == base.difference
+    bounds = widened([(found(0.04, 1), found(0, 0))], base)
+    for got, fits in ((found(0.1, 1), True), (found(0.1, 4), True), (found(0.1, 5), False), (found(0.13, 1), False)):
+        assert compare_results([(got, found(0, 0))], bounds)[0] == fits
+    bounds = widened([(changed(0.04), changed(0))], base)
+    assert [compare_results([(changed(x), changed(0))], bounds)[0] for x in (0.11, 0.13)] == [True, False]

@@ -68,14 +68,6 @@ def test_attention_of_swin_stays_within_its_window(family):
         assert torch.equal(found.weights[0] > 0, want)
 
 
-def test_attention_of_a_global_block_reaches_everything():
-    model, image = MODELS["vit"]().eval(), torch.randn(1, 3, 64, 128)
-    found = show.attention(model, image, show.attention_layers(model)["blocks.1.attn"], (0, 0))
-    assert found.weights.shape == (3, 4, 8)
-    assert found.tokens.shape == (3, 2)
-    assert (found.weights > 0).all()
-
-
 @needs_research
 def test_map_smaller_than_the_kernel():
     """A kernel of 7 on a map of 2 x 4, and a query at the end of the image."""

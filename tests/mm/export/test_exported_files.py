@@ -1,10 +1,7 @@
-"""Programs of photos and in int8, as files that are written, read by the runtime and evaluated."""
+"""Programs as files: in int8, and what is not written."""
 
 import dataclasses
-import json
-from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -23,12 +20,8 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.exported import open_program
-from vitdense.mm.predictor import Predictor
-from vitdense.mm.train import launch
-from vitdense.runtime import Program
 
 pytestmark = pytest.mark.long
-KINDS = {"photos": {"preprocessing": True}, "int8": {"precision": "int8"}}
 
 
 @pytest.fixture(scope="module")
@@ -36,46 +29,9 @@ def folder(tmp_path_factory):
     return save_random(tmp_path_factory.mktemp("exported"))
 
 
-@pytest.fixture(scope="module")
-def export_of(folder):
-    """The file of a kind of program, and what its export said."""
-
-    @cache
-    def made(kind):
-        path = folder / f"{kind}.onnx"
-        return path, export(make(folder), str(folder / "random.pth"), Wish(path, "onnx", **KINDS[kind]))
-
-    return made
-
-
-def test_a_program_of_photos_is_evaluated_as_its_checkpoint(folder, export_of):
-    path, said = export_of("photos")
-    assert "semantic [1, 96, 80]" in said
-    program = Program(path)
-    predictor = Predictor(make(folder), str(folder / "random.pth"))
-    photo = np.random.default_rng(0).integers(0, 256, (10, 15, 3), np.uint8).repeat(8, 0).repeat(8, 1)
-    assert (program(photo).semantic == predictor(photo).semantic).mean() > 0.98
-    want, got = (launch.test(make(folder), str(folder / name)) for name in ("random.pth", "photos.onnx"))
-    assert got == pytest.approx(want, abs=0.5)  # per cent
-    with pytest.raises(ConfigError, match="expected none with an exported file"):
-        launch.test(make(folder), str(folder / "photos.onnx"), tta=True)
-    model = onnx.load(path)
-    (classes,) = (prop for prop in model.metadata_props if prop.key == "classes")
-    names = json.loads(classes.value)
-    (weight,) = (x for x in model.graph.initializer if x.name.endswith("conv_seg.weight"))  # its bias is 0
-    reverse = onnx.numpy_helper.to_array(weight)[::-1].copy()  # outputs in another order, with their names
-    weight.CopyFrom(onnx.numpy_helper.from_array(reverse, weight.name))
-    classes.value = json.dumps(names[::-1])
-    onnx.save(model, folder / "reversed.onnx")
-    assert launch.test(make(folder), str(folder / "reversed.onnx")) == pytest.approx(got, abs=0.1)
-    classes.value = json.dumps(["sky", *names[1:]])
-    onnx.save(model, folder / "others.onnx")
-    with pytest.raises(ConfigError, match="sky for background"):
-        launch.test(make(folder), str(folder / "others.onnx"))
-
-
-def test_int8_is_calibrated_and_compared(export_of):
-    path, said = export_of("int8")
+def test_int8_is_calibrated_and_compared(folder):
+    path = folder / "int8.onnx"
+    said = export(make(folder), str(folder / "random.pth"), Wish(path, "onnx", precision="int8"))
     assert "of the pixels" in said
     assert "onnxruntime: 0.00%" not in said  # it is another program
     model = onnx.load(path)
@@ -97,8 +53,6 @@ def test_what_differs_from_its_model_is_not_written(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"to": "pt2", "preprocessing": True}, "--with-preprocessing: got --to pt2"),
-        ({"to": "onnx", "preprocessing": True, "maps": True}, "--with-preprocessing: got --to onnx --maps"),
         ({"to": "pt2", "precision": "int8"}, "--int8: got --to pt2"),
         ({"to": "pt2", "maps": True}, "--maps: got EncoderDecoder, expected a detector"),
     ],
@@ -113,13 +67,6 @@ def test_onnx_is_asked_for_where_it_is_needed(folder, monkeypatch):
     for to, match in (("onnx", r"vitdense\[export\]"), ("pt2", "--int8: got --to pt2")):
         with pytest.raises(ConfigError, match=match):
             export(make(folder), str(folder / "random.pth"), Wish(folder / "never", to, precision="int8"))
-
-
-def test_a_pipeline_of_other_steps_has_no_program_of_photos(folder):
-    cfg = make(folder)
-    cfg.test_dataloader.dataset.pipeline.insert(2, dict(type="RandomFlip", prob=0.0))
-    with pytest.raises(ConfigError, match="one Resize at most"):
-        export(cfg, str(folder / "random.pth"), Wish(folder / "never.onnx", "onnx", preprocessing=True))
 
 
 def test_a_model_that_finds_nothing(tmp_path):

@@ -111,7 +111,7 @@ class FixedPixelDecoder(nn.Module):
         return own.mask_feature(outs[-1]), outs[: own.num_outs]
 
 
-def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
+def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, dict]:
     """Objects of DINO (Zhang et al., ICLR 2023) in unpadded images (h, w)."""
     head, decoder = model.bbox_head, model.decoder
     of = flatten(maps, model.positional_encoding, model.level_embed)
@@ -134,7 +134,7 @@ def of_dino(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> 
     boxes = clip(corners((deltas + inverse_sigmoid(references[last])).sigmoid(), size), size)  # [B, Q, 4]
     classes = logits.shape[2]
     scores, pair = best(logits.sigmoid().flatten(1), head.test_cfg.get("max_per_img", logits.shape[1]))
-    return pack(take(boxes, pair // classes), scores, pair % classes), None
+    return pack(take(boxes, pair // classes), scores, pair % classes), {}
 
 
 def _start(model: nn.Module, memory: Tensor, centres: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,8 @@ class Tasks:
 
 def export_joined(models: Models, wish: Wish, args: argparse.Namespace | None = None) -> str:
     """Export several models as one program; see `vitdense.mm.cli.export.export`."""
-    if wish.int8 or wish.maps or wish.preprocessing:
-        raise ConfigError("--joined: got --int8, --maps or --with-preprocessing, expected none of them")
+    if wish.int8 or wish.maps:
+        raise ConfigError("--joined: got --int8 or --maps, expected neither")
     joined = Joined({name: wish.load(*trained) for name, trained in models.items()})
     named = enumerate(joined.models.items())
     parts = [Part(name, model, False, f"tasks.{i}.", wish.precision) for i, (name, model) in named]

@@ -25,7 +25,7 @@ def proof_of_part(program: Path, part: Part, model: Made) -> dict[str, np.ndarra
     except ConfigError:
         photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i, _ in enumerate(PARTS)]
     photos = [shrunk(photo[:, : math.ceil(share * photo.shape[1])]) for photo, share in zip(photos, PARTS)]
-    samples = [*of_photos(photos, predictor, part.about, preprocessing=False)]  # the model itself takes images
+    samples = [*of_photos(photos, predictor, part.about)]  # the model itself takes images
     wanted = [computed(model.task, sample, part) for sample in samples]
     with torch.autocast("cpu", torch.bfloat16):
         halves = [computed(model.task, sample, part) for sample in samples]

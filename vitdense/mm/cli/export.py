@@ -44,15 +44,11 @@ class Wish:
         static: Size (h, w) in pixels for one image of this size; None for all sizes and batches.
         precision: ``float32``; ``float16`` for weights and maps; or ``int8``, see `vitdense.export.int8`.
         maps: Export a detector's maps instead of its objects.
-        images: Photos to compare objects on, or any program in int8 or of photos; some of the config's test data when
+        images: Photos to compare objects on, or any program in int8; some of the config's test data when
             empty. For int8 they must not be among the calibration photos.
-        preprocessing: The program takes photos; see `vitdense.export.preprocessing.of_photos`.
         calibration: Photos for int8; some of the config's training data when empty.
         unchecked: Write the file even if the model finds nothing to compare on.
         int8_bound: Most lost and new objects in int8, as a share; for a segmentor, most pixels with another class.
-
-    Raises:
-        ConfigError: onnx is not installed, or options contradict each other.
     """
 
     path: Path
@@ -61,7 +57,6 @@ class Wish:
     precision: str = "float32"
     maps: bool = False
     images: Sequence[str] = ()
-    preprocessing: bool = False
     calibration: Sequence[str] = ()
     unchecked: bool = False
     int8_bound: float = INT8_BOUND
@@ -69,10 +64,8 @@ class Wish:
     def __post_init__(self) -> None:
         if self.to == "onnx" and not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
             raise ConfigError("--to onnx needs onnx, onnxscript and onnxruntime: pip install 'vitdense[export]'")
-        for option, given in (("--with-preprocessing", self.preprocessing), ("--int8", self.int8)):
-            if given and (self.to != "onnx" or self.maps):
-                got = f"--to {self.to}{' --maps' * self.maps}"
-                raise ConfigError(f"{option}: got {got}, expected --to onnx without --maps")
+        if self.int8 and (self.to != "onnx" or self.maps):
+            raise ConfigError(f"--int8: got --to {self.to}{' --maps' * self.maps}, expected --to onnx without --maps")
         if not 0 <= self.int8_bound <= 1:
             raise ConfigError(f"--int8-bound: got {self.int8_bound}, expected a share, 0 to 1")
         check_writable(self.path, "--out")
@@ -81,7 +74,7 @@ class Wish:
     def of(cls, args: argparse.Namespace, path: Path) -> "Wish":
         precision = "int8" if args.int8 else "float16" if args.half else "float32"
         static = tuple(args.static) if args.static else None
-        options = (args.images, args.with_preprocessing, args.calibrate, args.unchecked, args.int8_bound)
+        options = (args.images, args.calibrate, args.unchecked, args.int8_bound)
         return cls(path, args.to, static, precision, args.maps, *options)
 
     @property
@@ -114,19 +107,16 @@ def export(
     classes: Sequence[str] | None = None,
     args: argparse.Namespace | None = None,
 ) -> str:
-    """Export a detector or a segmentor, and compare the program with the model, from photos to objects.
+    """Export a detector or a segmentor, compare the program with the model, and return what was found, as text.
 
     Args:
-        cfg, checkpoint, classes: See `vitdense.mm.predictor.load_model`.
+        cfg, checkpoint, classes: See `vitdense.mm.predictor.load_model`, also for errors.
         wish: The file to write.
         args: The parsed arguments, for options of extensions.
 
-    Returns:
-        What was written and compared, as text.
-
     Raises:
         ConfigError: Nothing is written, because the model has no such program, there are no photos, the model finds
-            nothing in them, or the program differs from the model by more than `BOUNDS`. See also `load_model`.
+            nothing in them, or the program differs from the model by more than `BOUNDS`.
     """
     part = Part("", wish.load(cfg, checkpoint, classes), wish.maps, "", wish.precision)
     return write(Made(wish, part.task, [part]), args)
@@ -134,7 +124,7 @@ def export(
 
 def write(made: Made, args: argparse.Namespace | None = None) -> str:
     wish, task, parts = made
-    check(made)
+    check(made, args)
     samples = _samples(made)
     with torch.no_grad():
         for part in parts:
@@ -154,6 +144,8 @@ def write(made: Made, args: argparse.Namespace | None = None) -> str:
     program = export_program(copy.deepcopy(task).half() if half else task, example, not wish.static)
     with atomic_write(wish.path) as scratch:
         _save(program, scratch, made, outputs)
+        if args is not None:
+            call("export", "rewrite", args, program=scratch, model=made)
         said, got = _compare(scratch, made, samples)
     if args is not None:
         call("export", "after", args, program=wish.path, model=made, cfg=parts[0].predictor.model.cfg)
@@ -162,20 +154,20 @@ def write(made: Made, args: argparse.Namespace | None = None) -> str:
     return "\n".join((f"{wish.path} ({wish.path.stat().st_size / 1e6:.1f} MB) at {sizes}", *said, listed))
 
 
-def check(made: Made) -> None:
+def check(made: Made, args: argparse.Namespace | None) -> None:
     """Raise a ConfigError if a model has no program of the wished kind."""
     wish = made.wish
-    if wish.preprocessing and "resize" not in made.parts[0].about:
-        raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
     for part in made.parts:
         if wish.int8 and not part.task.finds:
             raise ConfigError(f"--int8: got {part.kind}, expected a detector or a segmentor")
         if not (wish.static or part.task.any_size):
             raise ConfigError(f"export: {part.kind} has a program for one size only; add --static H W")
+    if args is not None:
+        call("export", "check", args, model=made)
 
 
 def _shape(made: Made, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape [B, C, H, W] of images: of the wished size, or of the given (B, H, W)."""
+    """[B, C, H, W] of the wished size, or of (B, H, W)."""
     channels = made.parts[0].predictor.model.cfg.model.backbone.get("in_channels", 3)
     return (1, channels, *made.wish.static) if made.wish.static else (shape[0], channels, *shape[1:])
 
@@ -190,11 +182,11 @@ def _samples(made: Made) -> list[Sample]:
         photos = [path for path in photos if os.path.abspath(path) not in seen]
         if not photos:
             raise ConfigError("--int8: all photos to compare at are calibrated on; give others: --images")
-    return [*of_photos(photos, predictor, about, wish.preprocessing)]
+    return [*of_photos(photos, predictor, about, made.parts[0].of_photos)]
 
 
 def _needs_photos(made: Made) -> bool:
-    return made.wish.preprocessing or made.wish.int8 or any(part.task.needs_photos for part in made.parts)
+    return made.wish.int8 or any(part.task.needs_photos or part.of_photos for part in made.parts)
 
 
 def _calibrating(made: Made) -> Sequence[str]:
@@ -216,14 +208,8 @@ def _save(program: ExportedProgram, path: Path, made: Made, outputs: Sequence[st
         from vitdense.export.int8 import quantise
 
         _say("calibrating int8")
-        read_photos = of_photos(_calibrating(made), predictor, about, preprocessing=False)
+        read_photos = of_photos(_calibrating(made), predictor, about)
         quantise(path, (sample.given.numpy() for sample in read_photos))
-    if wish.preprocessing:
-        import onnx
-
-        from vitdense.export import preprocessing
-
-        onnx.save(preprocessing.of_photos(onnx.load(path), about), path)
 
 
 def _compare(path: Path, made: Made, samples: Sequence[Sample]) -> tuple[list[str], Mapping]:
@@ -231,7 +217,7 @@ def _compare(path: Path, made: Made, samples: Sequence[Sample]) -> tuple[list[st
     wish, said = made.wish, []
     for name, run in _runs(path, wish.to).items():
         _say(f"comparing in {name}")
-        half = wish.precision == "float16" and not wish.preprocessing
+        half = wish.precision == "float16" and not made.parts[0].of_photos
         try:
             with torch.no_grad():
                 got = [run(sample.given.half() if half else sample.given) for sample in samples]

@@ -16,7 +16,7 @@ from mmdet.models.roi_heads.mask_heads import FCNMaskHead
 from mmdet.models.roi_heads.roi_extractors import SingleRoIExtractor
 from torch import Tensor, nn
 
-from vitdense.export.select import Found, FoundKeypoints, best, clip, corners, pack, sides, suppress, take
+from vitdense.export.select import Found, best, clip, corners, pack, sides, suppress, take
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.seams import ask
@@ -45,12 +45,12 @@ def pad(image: Tensor, divisor: int, value: float) -> Tensor:
     return F.pad(image, (0, right, 0, bottom), value=value)
 
 
-Objects = tuple[Found | FoundKeypoints, Tensor | None]  # objects and their masks
+Objects = tuple[Found, dict[str, Tensor]]  # objects, and their masks or keypoints by name, see `tasks.Detector`
 Finder = Callable[[nn.Module, Sequence[Tensor], tuple[int, int]], Objects]
 
 
 def finder(model: nn.Module) -> Finder:
-    """A function from (model, maps, size of the image) to objects and masks; a ConfigError for an unknown head."""
+    """A function from (model, maps, size of the image) to `Objects`; a ConfigError for an unknown head."""
     if found := ask("export", "finder", model):
         return found
     roi_head, dense = getattr(model, "roi_head", None), getattr(model, "bbox_head", None)
@@ -69,7 +69,7 @@ def finder(model: nn.Module) -> Finder:
         and type(dense).predict_by_feat is BaseDenseHead.predict_by_feat
     ):
         _threshold(dense.test_cfg.nms)
-        return lambda model, maps, size: (_of_dense(model.bbox_head, maps, size), None)
+        return lambda model, maps, size: (_of_dense(model.bbox_head, maps, size), {})
     heads = [type(head).__name__ for head in (roi_head, dense) if head is not None]
     raise ConfigError(
         f"export: got {type(model).__name__} with {' and '.join(heads) or 'no head'}, expected a dense head that "
@@ -134,7 +134,7 @@ def _rois(boxes: Tensor) -> Tensor:
     return torch.cat([image[:, None, None].expand(-1, boxes.shape[1], 1), boxes], -1).flatten(0, 1)
 
 
-def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, Tensor | None]:
+def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> Objects:
     """Objects of a two-stage detector. mmdet's own steps see the batch as one image; RoIs have the image index."""
     head, meta = model.roi_head, {"img_shape": size}
     proposals = _of_dense(model.rpn_head, maps, size)
@@ -160,7 +160,7 @@ def _of_rois(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) ->
     boxes = _decode(last.bbox_coder, origins.flatten(0, 1), deltas, size)  # [B, k, 4]
     candidates = Found(boxes, scores, pair % classes)
     found = suppress(candidates, classes, _threshold(head.test_cfg.nms), head.test_cfg.max_per_img)
-    return found, _masks(head, maps, found, options) if head.with_mask else None
+    return found, {"masks": _masks(head, maps, found, options)} if head.with_mask else {}
 
 
 def _masks(head: nn.Module, maps: Sequence[Tensor], found: Found, options: dict) -> Tensor:
@@ -179,7 +179,7 @@ def _masks(head: nn.Module, maps: Sequence[Tensor], found: Found, options: dict)
     return masks.gather(2, index)[:, :, 0]  # [B, N, 28, 28]
 
 
-def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> tuple[Found, None]:
+def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> Objects:
     """Objects of Sparse R-CNN (Sun et al., CVPR 2021), without NMS."""
     head, queries, batch = model.roi_head, model.rpn_head, maps[0].shape[0]
     boxes = corners(queries.init_proposal_bboxes.weight, size).expand(batch, -1, -1)  # [B, N, 4]
@@ -194,13 +194,11 @@ def _of_sparse(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     boxes = take(boxes, pair // classes)
     is_box = (boxes[..., 2:] >= boxes[..., :2]).all(-1)  # `guard_model` drops the others after the selection
     scores, index = best(torch.where(is_box, scores, -1.0), number)
-    return pack(take(boxes, index), scores, take(pair, index) % classes), None
+    return pack(take(boxes, index), scores, take(pair, index) % classes), {}
 
 
-def _of_rfdetr(
-    model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]
-) -> tuple[Found | FoundKeypoints, Tensor | None]:
-    """Objects of RF-DETR, without NMS, and their mask logits ``[B, N, h, w]``."""
+def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) -> Objects:
+    """Objects of RF-DETR, without NMS, and their mask logits ``[B, N, h, w]`` or keypoints ``[B, N, K, 3]``."""
     head = model.bbox_head
     (layer,) = head(maps)
     scores, labels, queries = head.best(layer)  # [B, N] each
@@ -208,10 +206,10 @@ def _of_rfdetr(
     found = pack(clip(boxes, size), scores, labels)
     if layer.more is not None:
         size = sides(head.extent(maps), boxes)[:2]
-        return FoundKeypoints(*found, head.shown(take(layer.more, queries), size)), None
+        return found, {"keypoints": head.shown(take(layer.more, queries), size)}
     if layer.masks is None:
-        return found, None
-    return found, layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()
+        return found, {}
+    return found, {"masks": layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()}
 
 
 class FixedRoIExtractor(nn.Module):

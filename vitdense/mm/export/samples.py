@@ -91,9 +91,9 @@ class Sample(NamedTuple):
     size: tuple[int, int]  # (H, W) of the photo, in whose pixels objects are
 
 
-def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, preprocessing: bool) -> Iterator[Sample]:
+def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, as_photos: bool = False) -> Iterator[Sample]:
     """Samples of image files. The model's input is from the test pipeline; the program's, described by `about`, from
-    `vitdense.runtime`, or a photo with `preprocessing`."""
+    `vitdense.runtime`, or `as_photos` the photo."""
     for path in paths:
         pixels = predictor.reader.pixels(path)
         data = predictor.reader.inputs(path, pixels)
@@ -102,7 +102,7 @@ def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, prepro
         image = padded[..., :h, :w]  # [1, 3, h, w]
         if "resize" not in about or predictor.reader.own_reader is not None:  # steps that the runtime does not know
             yield Sample(image, image, (h, w))
-        elif preprocessing:
+        elif as_photos:
             yield Sample(torch.from_numpy(pixels)[None], image, pixels.shape[:2])
         else:
             given = normalised(pixels, fitted(pixels.shape[:2], about["resize"]), about)

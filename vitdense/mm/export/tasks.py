@@ -81,9 +81,8 @@ class Detector(Task):
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         maps = self.model.extract_feat(pad_as(self.model, image))
-        found, masks = self.find(self.model, maps, tuple(image.shape[2:]))
-        outs = found._asdict()
-        return outs if masks is None else {**outs, "masks": masks}
+        found, more = self.find(self.model, maps, tuple(image.shape[2:]))
+        return {**found._asdict(), **more}
 
     def wanted(self, sample: Sample) -> Result:
         return Result(**fields_of(predict(self.model, sample.image, sample.size)))
@@ -168,6 +167,7 @@ class Part:
         described = describe(predictor)
         self.metadata = {self.start + key: value for key, value in described.items()}
         self.about = {key: json.loads(value) for key, value in described.items()}
+        self.of_photos = False  # whether the program takes photos, by an extension
         self.kind, self.bounds, self.score_thr = type(predictor.model).__name__, BOUNDS[precision], 0.0
         self.int8, point = precision == "int8", predictor.operating_point
         if self.int8:
