@@ -1,12 +1,10 @@
 """`tools/convert.py` as a user runs it."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import REPO
 from safetensors.torch import load_file
 
 import convert
@@ -42,14 +40,6 @@ def save_random(model, path):
     state = {k: torch.randn_like(x) / 10 for k, x in model.state_dict().items() if not k.startswith("norm")}
     torch.save({"state_dict": state}, path)
     return state
-
-
-def test_script(tmp_path):
-    save_random(ViT("deit_tiny", out_norm="none"), tmp_path / "own.pth")
-    command = [sys.executable, "tools/convert.py", tmp_path / "own.pth", tmp_path / "timm.pth", "--to", "timm"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "timm.pth")
 
 
 def test_licence_of_the_weights(run, tmp_path, monkeypatch):

@@ -161,10 +161,3 @@ def test_a_killed_node_costs_the_steps_since_the_last_checkpoint(config, tmp_pat
         assert [node.wait(timeout=300) for node in nodes] == [0, 0]
     want, got = (read_checkpoint(str(tmp_path / name / "iter_30.pth"))["state_dict"] for name in ("whole", "killed"))
     assert all(torch.equal(x, got[key]) for key, x in want.items())
-
-
-@pytest.mark.slow
-def test_four_processes(config, tmp_path):
-    torchrun("train", config, "--work-dir", tmp_path, processes=4)
-    printed = torchrun("test", tmp_path, processes=4)
-    assert len(re.findall(r"^mIoU +\d", printed, re.M)) == 1

@@ -14,6 +14,11 @@ from vitdense.mm.errors import ConfigError
 pytest.importorskip("mmdet")
 pytest.importorskip("mmseg")
 SWIN_T, DEIT_S = [96, 192, 384, 768], [384] * 4
+RETINANET = "mmdet::retinanet/retinanet_r18_fpn_1x_coco.py"
+OF_SWIN = "mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py"
+DINO = "mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py"
+UPERNET = "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py"
+HEADS = {"auxiliary_head": {"in_channels": 384}, "pretrained": None}  # changes of mmseg's for Swin-T
 PYRAMID = {"type": "vitdense.DeconvPyramid", "in_channels": DEIT_S, "design": "light"}
 
 
@@ -25,26 +30,14 @@ def shipped(name):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {"neck": {"in_channels": SWIN_T}}),
-        (
-            "mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py",  # ChannelMapper
-            {"neck": {"in_channels": SWIN_T[1:]}, "out_indices": (1, 2, 3)},
-        ),
-        (
-            "mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py",  # no neck
-            {"panoptic_head": {"in_channels": SWIN_T}},
-        ),
-        (
-            "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py",
-            {"decode_head": {"in_channels": SWIN_T}, "auxiliary_head": {"in_channels": 384}, "pretrained": None},
-        ),
+        (RETINANET, {"neck": {"in_channels": SWIN_T}}),
+        (DINO, {"neck": {"in_channels": SWIN_T[1:]}, "out_indices": (1, 2, 3)}),  # ChannelMapper
+        # without a neck
+        ("mmdet::mask2former/mask2former_r50_8xb2-lsj-50e_coco.py", {"panoptic_head": {"in_channels": SWIN_T}}),
+        (UPERNET, {"decode_head": {"in_channels": SWIN_T}, **HEADS}),
         (
             "mmseg::knet/knet-s3_r50-d8_upernet_8xb2-adamw-80k_ade20k-512x512.py",  # a head inside the head
-            {
-                "decode_head": {"kernel_generate_head": {"in_channels": SWIN_T}},
-                "auxiliary_head": {"in_channels": 384},
-                "pretrained": None,
-            },
+            {"decode_head": {"kernel_generate_head": {"in_channels": SWIN_T}}, **HEADS},
         ),
         (
             "mmdet::yolo/yolov3_d53_8xb8-320-273e_coco.py",  # from the last map; images in 0..1
@@ -66,12 +59,12 @@ def test_changes_for_swin(name, expected):
 
 def test_changes_for_a_plain_vit():
     """A pyramid before the neck, or in its place; images are padded to whole patches."""
-    cfg = shipped("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py")
+    cfg = shipped(RETINANET)
     cfg.model.data_preprocessor.pad_size_divisor = 1
     changes = model_changes(cfg, "deit_small")
     assert changes["neck"] == [PYRAMID, {**cfg.model.neck, "in_channels": DEIT_S}]
     assert changes["data_preprocessor"] == {"pad_size_divisor": 32}
-    changes = model_changes(shipped("mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py"), "deit_small")
+    changes = model_changes(shipped(UPERNET), "deit_small")
     assert changes["neck"] == PYRAMID
     assert changes["decode_head"] == {"in_channels": DEIT_S}
     assert changes["data_preprocessor"] == {"test_cfg": {"size_divisor": 32}}
@@ -127,19 +120,14 @@ def test_their_swin_keeps_sizes_options_and_weights(name, expected):
     ("name", "change", "backbone", "message"),
     [
         ("mmseg::pspnet/pspnet_r18-d8_4xb2-80k_cityscapes-512x1024.py", {}, "swin_tiny", r"\[4, 8, 8, 8\]"),
-        ("mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py", {}, "deit_tiny", r"\[8, 16, 32\]"),
-        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {}, "swin_tyni", "swin_tiny"),
-        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {}, "deit3_huge", "14"),
-        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {}, None, "ResNet"),
-        (
-            "mmdet::retinanet/retinanet_r18_fpn_1x_coco.py",
-            {"neck.in_channels": [1, 2]},
-            "swin_tiny",
-            "model.neck.in_ch",
-        ),
-        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", {"backbone": None}, "swin_tiny", "without `backbone`"),
-        ("mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py", {"backbone.qk_scale": 0.5}, None, "qk_scale"),
-        ("mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py", {"backbone.strides": (4, 2, 2, 1)}, None, "strides"),
+        (DINO, {}, "deit_tiny", r"\[8, 16, 32\]"),
+        (RETINANET, {}, "swin_tyni", "swin_tiny"),
+        (RETINANET, {}, "deit3_huge", "14"),
+        (RETINANET, {}, None, "ResNet"),
+        (RETINANET, {"neck.in_channels": [1, 2]}, "swin_tiny", "model.neck.in_ch"),
+        (RETINANET, {"backbone": None}, "swin_tiny", "without `backbone`"),
+        (OF_SWIN, {"backbone.qk_scale": 0.5}, None, "qk_scale"),
+        (OF_SWIN, {"backbone.strides": (4, 2, 2, 1)}, None, "strides"),
     ],
 )
 def test_refused(name, change, backbone, message):
@@ -174,7 +162,7 @@ def run(*args):
 
 @pytest.mark.long
 def test_printed_lines(mine, capsys):
-    config = mine("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", 'custom_imports = dict(imports=["mmdet.testing"])')
+    config = mine(RETINANET, 'custom_imports = dict(imports=["mmdet.testing"])')
     assert run(config, "--backbone", "swin_tiny") == 0
     printed = capsys.readouterr().out
     assert "RetinaNet builds" in printed
@@ -187,7 +175,7 @@ def test_printed_lines(mine, capsys):
 
 @pytest.mark.long
 def test_a_config_of_mmseg_keeps_its_name(mine):
-    name = "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py"
+    name = UPERNET
     assert run(name, "--backbone", "swin_tiny", "--out", "changed.py") == 0
     assert Path("changed.py").read_text().startswith(f'_base_ = "{name}"\n')
     assert load_config("changed.py").model.decode_head.in_channels == SWIN_T

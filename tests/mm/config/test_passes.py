@@ -138,11 +138,6 @@ def test_a_key_has_one_pass_that_writes_it_or_an_order_that_is_declared(recorded
     assert needed == set(SHARED)  # none that no command needs
 
 
-def test_names_of_passes_are_of_one_pass_in_every_command():
-    for command in COMMANDS.values():
-        assert len({step.name for step in command}) == len(command)
-
-
 def test_scope_of_a_base_of_ours_is_dropped(tmp_path):
     (tmp_path / "mine.py").write_text("_base_ = 'vitdense::configs/demo/cascade_swin_nano_shapes.py'\n")
     changes = []
