@@ -88,7 +88,7 @@ def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
         (is_list, f"got names {str(names)[:99]} and nc {nc}, expected a name for every class"),
         (not no_text, f"YAML reads names as {no_text[:9]}, expected text; put names in quotes"),
         (isinstance(path, str), f"got path {path!r}, expected the name of a folder; put it in quotes"),
-        ("kpt_shape" not in data, "got kpt_shape, of lines with keypoints; expected boxes or polygons: export them"),
+        ("kpt_shape" not in data, "got kpt_shape, expected boxes or polygons; export keypoints in COCO's format"),
         (channels in (1, 3), f"got channels {channels}, expected images of 3"),
         (are_paths, f"got {split}: {data[split]!r}, expected folders of images, or text files with paths"),
     ):
