@@ -19,10 +19,12 @@ from vitdense.extensions.keypoints.categories import (
     keypoint_faults,
     kinds_of,
     metainfo_of,
+    mirror_faults,
 )
 from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
 from vitdense.extensions.keypoints.metric import KeypointMetric
 from vitdense.extensions.keypoints.steps import Keypoints
+from vitdense.mm.checks.report import draw_batch
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.classes import follow_points
 from vitdense.mm.config.load import load_config
@@ -48,6 +50,8 @@ def test_a_mirror_by_names():
     assert Kinds(("left_eye", "bright eye", "eye_lid")).mirrored == [0, 1, 2]
     assert Kinds(("NOSE", "LEFT_EYE", "RIGHT_EYE", "LEFT EAR", "RIGHT EAR")).mirrored == [0, 2, 1, 4, 3]
     assert Kinds(("Left_Eye", "Right_Eye", "leftEar", "rightEar")).mirrored == [1, 0, 3, 2]
+    assert Kinds(("l_eye", "r_eye", "eye (left)", "eye (right)", "leftear", "rightear")).mirrored == [1, 0, 3, 2, 5, 4]
+    assert Kinds(("eyeL", "eyeR", "LEAR", "REAR", "左目", "右目")).mirrored == [1, 0, 2, 3, 4, 5]
     assert len(person.sigmas) == 17
     assert kinds_of({"keypoints": PERSON["keypoints"][::-1]}).sigmas == person.sigmas[::-1]
     assert kinds_of({"keypoints": NAMES}).sigmas == ()  # of no one else
@@ -128,13 +132,22 @@ def content(*annotations, **category):
         "images": [{"id": 1, "file_name": "a.png", "width": 100, "height": 80}],
         "categories": [{**CATEGORY, **category}, {"id": 4, "name": "other"}],
         "annotations": [
-            {"id": i, "image_id": 1, "category_id": 3, "bbox": [0, 0, 9, 9], "area": 81, "keypoints": one}
+            {"id": i, "image_id": 1, "category_id": 3, "bbox": [5, 10, 40, 40], "area": 900, "keypoints": one}
             for i, one in enumerate(annotations, 1)
         ],
     }
 
 
 RIGHT = [10, 20, 2, 30, 40, 1, 0, 0, 0]
+SIGMAS = ([0.1], [0.1, 0.1, 0], [0.1, 0.1, -1], [0.1, 0.1, float("nan")], ["a", 0.1, 0.1], 0.1, 0, {"nose": 0.1}, "0.1")
+PAIRS = [  # out of range, twice, with itself, of three, unknown; no pairs; no involution
+    *(("flip_pairs", pairs) for pairs in ([[1, 3]], [[-1, 0]], [[0, 1], [1, 2]], [[1, 1]], [[0, 1, 2]])),
+    *(
+        ("flip_pairs", pairs)
+        for pairs in ([["left_eye", "eye"]], [1, 2], 5, "ab", {"left_eye": "right_eye"}, [[1, [2]]])
+    ),
+    *(("flip_idx", mirrored) for mirrored in ([1, 2, 0], [0, 2], [0, 2, 1, 3], [0, 2, 2], [0, "a", 1], 3, [0, 3, 1])),
+]
 
 
 @pytest.mark.parametrize(
@@ -149,9 +162,15 @@ RIGHT = [10, 20, 2, 30, 40, 1, 0, 0, 0]
         (RIGHT, {"keypoints": None}, "no 'keypoints'", True),
         (RIGHT, {"skeleton": [[0, 1]]}, "skeleton", True),
         (RIGHT, {"skeleton": [1, 2]}, "skeleton", True),
-        (RIGHT, {"keypoints": ["a", "b", "c"]}, "no keypoint that mirrors another", False),
-        (RIGHT, {"sigmas": [0.1]}, "1 sigmas for 3 keypoints", True),
-        (RIGHT, {"keypoints": ["nose", "left_eye", "eye"]}, "flips leave them: 1 (left_eye)", False),
+        (RIGHT, {"skeleton": 5}, "skeleton", True),
+        (RIGHT, {"skeleton": [["nose", [1]]]}, "skeleton", True),
+        ("10, 20, 2", {}, "no list of finite numbers", True),
+        ([True, *RIGHT[1:]], {}, "no list of finite numbers", True),
+        ([10**400, *RIGHT[1:]], {}, "no list of finite numbers", True),
+        ([0, 0, 2, *RIGHT[3:]], {}, "(0, 0)", False),
+        ([x - 5 * (i % 3 == 0) - 10 * (i % 3 == 1) for i, x in enumerate(RIGHT)], {}, None, None),  # one of two is near
+        *((RIGHT, {"sigmas": sigmas}, "sigmas", True) for sigmas in SIGMAS),
+        *((RIGHT, {key: pairs}, key, True) for key, pairs in PAIRS),
     ],
 )
 def test_faults(damage, category, what, grave):
@@ -183,6 +202,60 @@ def test_what_the_config_says_comes_first(tmp_path):
     ):
         with pytest.raises(ConfigError, match=match):
             metainfo_of(tmp_path / "a.json", about)
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"flip_pairs": [["nose", "right_eye"]]},
+        {"flip_pairs": [[2, 0], [0, 2]]},  # MMPose has both directions
+        {"flip_idx": [2, 1, 0]},
+    ],
+)
+def test_stated_pairs_come_before_names(stated, tmp_path):
+    assert kinds_of({**CATEGORY, **stated}).mirrored == [2, 1, 0]
+    (tmp_path / "a.json").write_text(json.dumps(content(RIGHT, **stated)))
+    (tmp_path / "b.json").write_text(json.dumps(content(RIGHT)))
+    init_default_scope("mmdet")
+    turned = ["left_eye", "right_eye", "nose"]
+    for file, about, mirrored in (
+        ("a", {}, [2, 1, 0]),
+        ("b", {}, [0, 2, 1]),
+        ("b", stated, [2, 1, 0]),
+        ("a", {"flip_pairs": []}, [0, 1, 2]),
+        ("a", {"flip_idx": [1, 0, 2]}, [1, 0, 2]),
+        ("a", {"keypoints": turned}, [0, 2, 1]),
+        ("b", {"keypoints": turned, "flip_pairs": [[0, 2]]}, [2, 1, 0]),
+    ):
+        dataset = {"type": "vitdense.KeypointDataset", "data_root": str(tmp_path), "ann_file": f"{file}.json"}
+        dataset |= {"metainfo": {"classes": ("pose",), **about}, "data_prefix": {"img": ""}}
+        (one,) = DATASETS.build({**dataset, "pipeline": []})[0]["instances"]
+        assert one["mask"]["mirrored"] == mirrored
+        cfg = Config({"train_dataloader": {"dataset": dataset}})
+        follow_points(cfg, CATEGORY["keypoints"])  # of a checkpoint
+        names = about.get("keypoints", CATEGORY["keypoints"])
+        (one,) = DATASETS.build({**cfg.train_dataloader.dataset, "pipeline": []})[0]["instances"]
+        pairs = {(names[i], names[other]) for i, other in enumerate(mirrored)}
+        assert {
+            (CATEGORY["keypoints"][i], CATEGORY["keypoints"][k]) for i, k in enumerate(one["mask"]["mirrored"])
+        } == pairs
+
+
+def test_keypoints_without_a_partner_are_said(root):
+    """By a side in the name, or by places off the middle."""
+    truth = json.loads((root / "annotations/keypoints_train.json").read_text())["annotations"] * 3
+    blank = [name.replace("hand", "h").replace("left_h", "links").replace("right_h", "rechts") for name in NAMES]
+    some = Kinds(tuple(name.replace("right_foot", "tail") for name in NAMES))
+    for kinds, items in (
+        (kinds_of(FIGURE), None),
+        (Kinds(tuple(blank)), ("links", "rechts")),
+        (some, ("left_foot",)),
+        (Kinds(tuple(map(str, range(11)))), ()),
+        (some._replace(flip_pairs=()), None),
+    ):
+        found = list(mirror_faults(kinds, truth))
+        assert [fault.items for fault in found] == ([] if items is None else [items])
+        assert all("flip_pairs" in str(fault) and not fault.grave for fault in found)
 
 
 ORDER = [2, 0, 1]  # of another file
@@ -281,11 +354,50 @@ def test_checks_of_a_config(root):
         assert not list(one.faults(True, ()))
         assert any("with labelled keypoints" in row for row in one.samples.rows)
     cfg.model.bbox_head.num_keypoints = 17
-    cfg.val_dataloader.dataset.metainfo = {"sigmas": [0.1], "classes": ("figure",)}
+    cfg.val_dataloader.dataset.metainfo = {"sigmas": [], "classes": ("figure",)}
     found = [str(fault) for fault in data_sets(cfg, ["val"])[0].faults(True, ())]
     assert [any(word in one for one in found) for word in ("num_keypoints is 17", "a sigma for each of 11")] == [
         True
     ] * 2
+    cfg.val_dataloader.dataset.metainfo["sigmas"] = [0.1]
+    with pytest.raises(ConfigError, match="metainfo: sigmas: got 1 items"):
+        list(data_sets(cfg, ["val"])[0].faults(True, ()))
+
+
+@pytest.mark.parametrize("step", ["Mosaic", "vitdense.Mosaic", "CopyPaste", "CachedMixUp", "LoadAnnotations"])
+def test_steps_that_leave_keypoints_out_are_refused(step, root):
+    cfg = load_config("rfdetr_keypoints_nano_figures", {"data_root": str(root)})
+    dataset = cfg.train_dataloader.dataset
+    if step == "LoadAnnotations":
+        place = [one.type for one in dataset.pipeline].index("vitdense.LoadKeypoints")
+        dataset.pipeline[place] = {"type": step, "with_bbox": True, "with_keypoints": True}
+    else:
+        cfg.train_dataloader.dataset = {
+            "type": "MultiImageMixDataset",
+            "dataset": dataset,
+            "pipeline": [{"type": step}],
+        }
+    found = [str(fault) for fault in data_sets(cfg, ["train"])[0].faults(True, ()) if fault.grave]
+    assert ["pipeline: got" in one for one in found] == [True]
+
+
+def test_pairs_of_joined_data_are_the_same(root, tmp_path):
+    cfg = load_config("rfdetr_keypoints_nano_figures", {"data_root": str(root)})
+    one = {**cfg.train_dataloader.dataset, "type": "vitdense.KeypointDataset"}
+    one.pop("draw", None)
+    for pairs, number in ((None, 0), (kinds_of(FIGURE).flip_pairs, 0), ([["left_foot", "right_hand"]], 1)):
+        other = {**one, "metainfo": {**one.get("metainfo", {}), "flip_pairs": pairs}}
+        cfg.train_dataloader.dataset = {"type": "ConcatDataset", "datasets": [one, other]}
+        found = [str(fault) for part in data_sets(cfg, ["train"]) for fault in part.faults(True, ()) if fault.grave]
+        assert sum("flip_pairs" in text for text in found) == len(found) == number
+
+
+def test_pictures_of_a_batch(root, tmp_path):
+    options = {"data_root": str(root), "train_dataloader.num_workers": 0, "train_dataloader.batch_size": 4}
+    cfg = load_config("rfdetr_keypoints_nano_figures", {**options, "train_dataloader.persistent_workers": False})
+    cfg.train_dataloader.dataset.type = "vitdense.KeypointDataset"
+    cfg.train_dataloader.dataset.pop("draw", None)
+    assert len(draw_batch(cfg, tmp_path)) == 4
 
 
 def test_metric(root):
@@ -309,7 +421,7 @@ def test_metric(root):
     nothing = {name: x[:0] for name, x in results[0][1].items()}
     assert metric.compute_metrics([(truth, nothing) for truth, _ in results])["keypoints_mAP"] == 0
     metric.dataset_meta = {"classes": ("figure",), "sigmas": PERSON["sigmas"]}
-    with pytest.raises(ConfigError, match="17 sigmas for 11 keypoints"):
+    with pytest.raises(ConfigError, match="sigmas: got 17"):
         metric.compute_metrics(results)
 
 

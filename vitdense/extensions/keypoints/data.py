@@ -5,7 +5,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vitdense.extensions.keypoints.categories import PERSON, Kinds, kinds_of, metainfo_of, with_points
+from vitdense.extensions.keypoints.categories import (
+    PERSON,
+    Kinds,
+    kinds_of,
+    metainfo_of,
+    stated_pairs,
+    with_points,
+)
 from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.data.detection import CocoDataset, NamedCOCO
@@ -20,16 +27,16 @@ class KeypointCOCO(NamedCOCO):
     Args:
         *args: Arguments of the base.
         classes: Classes with keypoints.
-        keypoints: Names of the keypoints, in the order that points get.
+        kinds: The keypoints, in the order that points get.
         **options: Options of the base.
     """
 
-    def __init__(self, *args: Any, classes: Sequence[str], keypoints: Sequence[str], **options: Any) -> None:
-        self.classes, self.keypoints = classes, keypoints
+    def __init__(self, *args: Any, classes: Sequence[str], kinds: Kinds, **options: Any) -> None:
+        self.classes, self.kinds = classes, kinds
         super().__init__(*args, **options)
 
     def index(self, content: Mapping) -> None:
-        content, mirrored = with_points(content, self.classes, self.keypoints), Kinds(self.keypoints).mirrored
+        content, mirrored = with_points(content, self.classes, self.kinds.keypoints), self.kinds.mirrored
         masks = [{"points": one["keypoints"], "mirrored": mirrored} for one in content["annotations"]]
         rows = [{**one, "segmentation": mask} for one, mask in zip(content["annotations"], masks)]
         super().index({**content, "annotations": rows})
@@ -39,16 +46,19 @@ class KeypointCOCO(NamedCOCO):
 class KeypointDataset(CocoDataset):
     """`CocoDataset` of one class with keypoints, as COCO's people have them.
 
-    Its `metainfo` also has ``keypoints``, ``skeleton`` and ``sigmas``, see `Kinds`: as given, else from the category in
-    the annotation file, else from COCO's person. Points, skeleton and sigmas of the file are reordered by name to the
-    order of ``keypoints``. A pipeline step `LoadKeypoints` loads the points.
+    Its `metainfo` also has ``keypoints``, ``skeleton``, ``sigmas`` and ``flip_pairs``, see `Kinds`: as given, else from
+    the category in the annotation file, else from COCO's person. Points, skeleton, sigmas and pairs of the file are
+    reordered by name to the order of ``keypoints``. A pipeline step `LoadKeypoints` loads the points.
+
+    A flip swaps ``flip_pairs``, pairs of names or of indices from 0, or ultralytics' ``flip_idx``, an index for each
+    keypoint. Where nobody states them, it swaps left and right by the names.
 
     Args:
         drop_doubles: See `CocoDataset`.
         *args, **options: Arguments of mmdet's class.
 
     Raises:
-        ConfigError: The category has no keypoints, or a skeleton or sigmas that do not fit.
+        ConfigError: The category has no keypoints, or a skeleton, sigmas or pairs that do not fit.
     """
 
     METAINFO = {"classes": ("person",), "palette": [(220, 20, 60)], **kinds_of(PERSON)._asdict()}  # noqa: RUF012
@@ -58,7 +68,8 @@ class KeypointDataset(CocoDataset):
         if ann_file and file.is_file():
             metainfo = metainfo_of(file, metainfo or {})
         about = {**self.METAINFO, **(metainfo or {})}  # a file may be drawn later
-        self.COCOAPI = partial(KeypointCOCO, classes=about["classes"], keypoints=about["keypoints"])
+        kinds = Kinds(tuple(about["keypoints"]), flip_pairs=stated_pairs(about, about["keypoints"]))
+        self.COCOAPI = partial(KeypointCOCO, classes=about["classes"], kinds=kinds)
         super().__init__(*args, ann_file=ann_file, metainfo=metainfo, **options)
 
     @staticmethod
@@ -71,7 +82,7 @@ class KeypointDataset(CocoDataset):
             about = metainfo_of(Path(file), dataset.get("metainfo") or {})
         except ConfigError:
             return None
-        return Kinds(*(tuple(about[field]) for field in Kinds._fields))
+        return Kinds(**{field: about[field] and tuple(about[field]) for field in Kinds._fields})
 
     @classmethod
     def follow(cls, dataset: dict, kinds: Kinds, is_learned: bool) -> None:
@@ -84,7 +95,8 @@ class KeypointDataset(CocoDataset):
             return
         wanted = kinds if is_learned else own.in_order(kinds.keypoints)
         if own != wanted:
-            dataset["metainfo"] = {**(dataset.get("metainfo") or {}), **wanted._asdict()}
+            stated = {key: value for key, value in (dataset.get("metainfo") or {}).items() if key != "flip_idx"}
+            dataset["metainfo"] = {**stated, **wanted._asdict()}
 
 
 @DATASETS.register_module()

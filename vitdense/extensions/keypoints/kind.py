@@ -1,12 +1,22 @@
 """Keypoints as a kind of labels, see `vitdense.seams.kind_of`."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from vitdense.extensions.keypoints.categories import PERSON, keypoint_faults, kinds_of, metainfo_of
+from mmengine.registry import TRANSFORMS
+
+from vitdense.extensions.keypoints.categories import (
+    PAIRS,
+    PERSON,
+    Kinds,
+    keypoint_faults,
+    kinds_of,
+    metainfo_of,
+    mirror_faults,
+    with_points,
+)
 from vitdense.mm.checks.sets import SAME_NAMES, AnnotatedSet
-from vitdense.mm.config.query import leaf_datasets, type_name
-from vitdense.mm.data.classes import clean
+from vitdense.mm.config.query import find_class, leaf_datasets, nodes, type_name
 from vitdense.mm.data.coco import overview, parse
 from vitdense.mm.data.faults import Fault, Samples
 
@@ -17,7 +27,9 @@ class Checks(AnnotatedSet):
     def read(self) -> Samples:
         samples, content = super().read(), parse(Path(self.file))
         samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
-        points = [one["keypoints"][2::3] for one in content.get("annotations", ()) if one.get("keypoints")]
+        points = [
+            one["keypoints"][2::3] for one in content.get("annotations", ()) if isinstance(one.get("keypoints"), list)
+        ]
         labelled = sum(any(flags) for flags in points)
         samples.rows.append(f"annotations with labelled keypoints: {labelled}")
         return samples
@@ -25,23 +37,39 @@ class Checks(AnnotatedSet):
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         yield from super().faults(first, trained)
         about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
-        categories = {clean(one["name"]): one for one in overview(Path(self.file)).content}
-        own = kinds_of(categories[about["classes"][0]])
-        if own.keypoints != about["keypoints"]:
+        own = Kinds(**{field: about[field] for field in Kinds._fields})
+        (category,) = (one for one in overview(Path(self.file)).content if one["name"] in about["classes"])
+        if kinds_of(category).keypoints != own.keypoints:
             what = "keypoints have another order than the first data; they are taken by name"
             yield Fault(f"{self.file}: {what}", self.where, grave=False)
         data = (self.cfg.get("train_dataloader") or {}).get("dataset", self.dataset)  # a test may have no training
         learned = next(filter(None, map(self.kind.points_of, leaf_datasets(data))), own)
-        if sorted(learned.keypoints) != sorted(own.keypoints):
-            others = sorted({*learned.keypoints} ^ {*own.keypoints})
+        others = sorted({*learned.keypoints} ^ {*own.keypoints})
+        if others:
             yield Fault("keypoints are others than those of the training", self.where, tuple(others), fix=SAME_NAMES)
-        number, head = len(about["keypoints"]), self.cfg.model.get("bbox_head") or {}
+        elif self.training and own.in_order(learned.keypoints).mirrored != learned.mirrored:
+            what = "pairs that a flip swaps are others than in the first training data"
+            yield Fault(f"{self.file}: {what}", self.where, fix=f"state the same {PAIRS}")
+        number, head = len(own.keypoints), self.cfg.model.get("bbox_head") or {}
         expected = head.get("num_keypoints", len(PERSON["keypoints"]))
         if type_name(head) == "RFDETRKeypointHead" and expected != number:
             what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {expected}"
             yield Fault(what, self.where, fix=f"set it to {number}")
-        if not self.training and len(about["sigmas"]) != number:
-            what = f"the metric needs a sigma for each of {number} keypoints, got {len(about['sigmas'])}"
-            yield Fault(
-                what, self.where, fix="add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
-            )
+        if self.training:
+            yield from self._faults_of_training(data, own)
+        elif not own.sigmas:
+            fix = "add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
+            yield Fault(f"the metric needs a sigma for each of {number} keypoints", self.where, fix=fix)
+
+    def _faults_of_training(self, data: Mapping, own: Kinds) -> Iterator[Fault]:
+        """Flips that may be wrong, and steps that keypoints do not follow."""
+        if not any(fault.grave for fault in self.samples.faults):
+            rows = with_points(parse(Path(self.file)), self.classes, own.keypoints)["annotations"]
+            yield from (fault.within(f"{self.where}: {self.file}") for fault in mirror_faults(own, rows))
+        for step in nodes([one.get("pipeline") for one in nodes(data)]):
+            name, fix = type_name(step), "leave it out"
+            if name == "LoadAnnotations":
+                fix = "put vitdense.LoadKeypoints, without options, in its place"
+            elif "get_indexes" not in dir("type" in step and find_class(TRANSFORMS, step["type"], self.cfg)):
+                continue  # it does not mix images
+            yield Fault(f"pipeline: got {name}, which leaves keypoints out", self.where, fix=fix)

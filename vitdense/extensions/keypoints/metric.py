@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdense.extensions.keypoints.categories import with_points
+from vitdense.extensions.keypoints.categories import sigmas_fault, with_points
 from vitdense.mm.data.coco import Source
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
@@ -58,10 +58,11 @@ class KeypointMetric(FasterCocoMetric):
             )
         values, sigmas = super().compute_metrics(results), self.dataset_meta.get("sigmas", ())
         found = [one for _, one in results]
-        if len(sigmas) != found[0]["keypoints"].shape[1]:
+        number = found[0]["keypoints"].shape[1]
+        if fault := sigmas_fault(sigmas or "none", number):
             raise ConfigError(
-                f"metric of keypoints: got {len(sigmas)} sigmas for {found[0]['keypoints'].shape[1]} keypoints; give "
-                f"as many, 'sigmas' of the category in the annotation file, or metainfo=dict(sigmas=[...]) of the data"
+                f"metric of keypoints: {fault}; 'sigmas' of the category in the annotation file, or "
+                f"metainfo=dict(sigmas=[...]) of the data"
             )
         figures = dict.fromkeys(ITEMS, 0.0)
         if any(len(one["bboxes"]) for one in found):

@@ -75,16 +75,20 @@ class Keypoints(BaseInstanceMasks):
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(
-            "train_pipeline: got a step that turns, shears or shifts objects, or makes boxes of masks; keypoints "
-            "follow steps that resize, flip, crop, pad or expand: leave it out"
+            "train_pipeline: got a step that turns, shears or shifts objects, mixes images, or makes boxes of masks; "
+            "keypoints follow steps that resize, flip, crop, pad or expand: leave it out"
         )
 
     crop_and_resize = translate = shear = rotate = get_bboxes = cat = _refuse
+    masks = property(_refuse)
 
     @property
     def areas(self) -> np.ndarray:
         """Number of labelled points of every object, ``[N]``."""
         return (self.points[..., 2] > 0).sum(-1)
+
+    def astype(self, kind: type) -> np.ndarray:
+        return self.to_ndarray().astype(kind)  # for mm's pictures
 
     def to_ndarray(self) -> np.ndarray:
         """Masks of the pixels around labelled points, ``[N, H, W]`` uint8."""
