@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from conftest import REPO
 from PIL import Image
 
 pytest.importorskip("mmdet")
@@ -91,17 +90,3 @@ def test_detection_from_annotations_to_scored_predictions(command, animals, tmp_
     assert found
     assert {a["category_id"] for a in found} <= {7, 3, 20}
     assert all(("segmentation" in a) == (kind == "masks") for a in found_as_json)
-
-
-def test_training_names_missing_masks_and_another_annotation_file_of_the_metric(command, animals, tmp_path):
-    animals()
-    new = f"new detection {DATA} --base {REPO}/configs/demo/cascade_swin_nano_coco.py"
-    succeed(command(f"{new} --iters 5 mine.py"))
-    status, printed = command("train mine.py --cfg-options val_evaluator.ann_file=animals/train.json")
-    assert status == 2
-    assert "val_evaluator.ann_file" in printed
-    animals(with_masks=False)
-    status, printed = command("train mine.py")
-    assert status == 2
-    assert "--boxes" in printed
-    assert not (tmp_path / "work_dirs").exists()

@@ -6,7 +6,6 @@ from mmengine.runner import Runner
 from PIL import Image
 
 from vitdense.extensions.report.batch import draw_batch
-from vitdense.mm.cli.check import main
 from vitdense.mm.config.load import load_config
 
 
@@ -31,9 +30,3 @@ def test_a_picture_per_image_of_the_first_batch(name, tmp_path):
         assert changed.any() == has_objects
         drawn.append(has_objects)
     assert any(drawn)
-
-
-def test_they_need_a_config_without_errors(tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["nothing", "--pictures", str(tmp_path / "pictures")])
-    assert not (tmp_path / "pictures").exists()

@@ -122,23 +122,15 @@ def test_all_errors_are_reported_not_only_the_first(detection, tmp_path, capsys)
     assert f"errors: {len(errors)}," in printed
 
 
-def test_faults_of_instances(detection, tmp_path, capsys):
-    def error(cfg, index=0):
-        assert report(cfg) == 2
-        return lines(capsys.readouterr().out, "error")[index]
-
-    assert "--boxes" in error(detection(segmentation=[]))
-    assert "0.jpg (40x30, annotated as 80x60)" in error(detection(size=(80, 60)))
+def test_images_may_be_annotated_as_they_are_stored(detection, capsys):
     exif = Image.Exif()
     exif[0x0112] = 6
     cfg = detection(exif)
-    assert "color_ignore_orientation" in error(cfg)
+    assert report(cfg) == 2
+    assert "color_ignore_orientation" in lines(capsys.readouterr().out, "error")[0]
     for split in ("train", "val"):
         cfg[f"{split}_dataloader"].dataset.pipeline[0].color_type = "color_ignore_orientation"
     assert report(cfg) == 0
-    (tmp_path / "all.json").unlink()
-    assert report(cfg) == 2
-    assert ["all.json" in line for line in lines(capsys.readouterr().out, "error")] == [True, True]  # train and val
 
 
 def test_files_are_a_sample_or_all(detection, tmp_path, capsys, monkeypatch):
@@ -200,27 +192,16 @@ def test_report_of_a_data_set_for_segmentation(segmentation, capsys):
     assert "classes without any pixel: 1 (red fox)" in lines(printed, "warning")[0]
 
 
-def test_faults_of_label_maps(segmentation, tmp_path, capsys):
-    def error(cfg, index=0):
-        assert report(cfg) == 2
-        printed.append(capsys.readouterr().out)
-        return lines(printed[-1], "error")[index]
-
-    labels, printed = np.ones((8, 8)), []
+def test_values_without_a_class_are_in_the_report(segmentation, capsys):
+    labels = np.ones((8, 8))
     labels[:2], labels[2:4] = 254, 9
     cfg = segmentation([labels, labels])
     cfg.model.decode_head.ignore_index = 254
-    assert "hold 9" in error(cfg)
-    assert re.search("254 unlabelled +25 %", printed[-1])
-    assert re.search("9 NO CLASS +25 %", printed[-1])
-    del cfg.model.decode_head.ignore_index
-    for i in range(2):
-        Image.fromarray(np.uint8([[0, 255]] * 2).repeat(4, 0).repeat(4, 1)).save(tmp_path / f"maps/{i}.png")
-    assert "write 1" in error(cfg)
-    Image.fromarray(np.zeros((4, 8), np.uint8)).save(tmp_path / "maps/1.png")
-    assert "1.png (8x4, the image 8x8)" in error(cfg)
-    (tmp_path / "maps/1.png").unlink()
-    assert "1.png" in error(cfg, -1)
+    assert report(cfg) == 2
+    printed = capsys.readouterr().out
+    assert "hold 9" in lines(printed, "error")[0]
+    assert re.search("254 unlabelled +25 %", printed)
+    assert re.search("9 NO CLASS +25 %", printed)
 
 
 @pytest.mark.long
@@ -233,10 +214,3 @@ def test_command_writes_the_resolved_config(repo, tmp_path, capsys):
     cfg = Config.fromfile(out)
     assert cfg.train_cfg.max_iters == 7
     assert cfg.model.roi_head.bbox_head[0].num_classes == 8
-
-
-def test_command_exits_with_2_on_an_unreadable_config(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["check", "absent.py"])
-    assert end.value.code == 2
-    assert "absent.py" in capsys.readouterr().err

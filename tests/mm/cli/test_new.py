@@ -301,13 +301,6 @@ def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option,
     assert printed.splitlines()[-1].endswith("check mine.py")
 
 
-def test_absolute_file_names_that_do_not_exist_are_left_to_the_check(boxes, capsys):
-    boxes()
-    rewrite(lambda content: content["images"][0].update(file_name="/nowhere/3.jpg"))
-    assert run(*DETECTION, "mine.py") == 2
-    assert "/nowhere/3.jpg" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("base", "names"), [("cascade_swin_nano_coco", ("red fox", "owl")), ("cascade_swin_nano_shapes", ("red fox",))]
 )

@@ -7,7 +7,7 @@ import torch
 from PIL import Image, ImageFile
 
 from vitdense.mm.data import images
-from vitdense.mm.data.images import evenly_spaced, examine_images, header_size, read_image_file, read_pixels
+from vitdense.mm.data.images import evenly_spaced, header_size, read_image_file, read_pixels
 from vitdense.mm.errors import ConfigError
 
 DRAWN = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8), (32, 24))  # [24, 32, 4]
@@ -130,36 +130,6 @@ def test_modes_and_sizes(image, mode, orientation, loaded):
     exif[0x0112] = orientation
     file = read_image_file(image("a.jpg" if mode == "CMYK" else "a.png", mode, exif=exif))
     assert (file.mode, file.stored, file.loaded, file.error) == (mode, (8, 4), loaded, "")
-
-
-def test_truncated_and_unreadable_files_are_named(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "cut.jpg")
-    whole = (tmp_path / "cut.jpg").read_bytes()
-    (tmp_path / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.jpg").write_text("no image")
-    (tmp_path / "empty.jpg").write_text("")
-    names = [str(tmp_path / name) for name in ("cut.jpg", "text.jpg", "empty.jpg", "absent.jpg")]
-    for whole in (True, False):
-        found, faults = examine_images(dict.fromkeys(names), None, stored=False, whole=whole)
-        assert [(fault.grave, len(fault.items)) for fault in faults] == [(True, 1), (True, 3)]
-        assert "absent.jpg" in str(faults[0])
-        assert "cut.jpg" in str(faults[1])
-        assert "none" in images.describe_images(found)
-
-
-def test_header_and_decoding_agree(image):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for path in (image("a.png", "I;16"), image("b.jpg", "RGB", exif=exif)):
-        assert read_image_file(path) == read_image_file(path, whole=False)
-
-
-def test_images_of_more_than_8_bits_are_a_warning(image, tmp_path):
-    sizes = dict.fromkeys((str(image("a.png", "I;16")), str(image("b.png"))))
-    (fault,) = examine_images(sizes, None, stored=False)[1]
-    assert not fault.grave
-    assert fault.items == (str(tmp_path / "a.png"),)
 
 
 def test_description_has_modes_range_and_median(image, tmp_path):

@@ -91,10 +91,10 @@ def add(kind, like=0, **values):
     return lambda content: content[kind].append({**copy.deepcopy(content[kind][like]), **values})
 
 
-def seq(*changes):
-    def change(content):
+def also(*changes):
+    def change(of):
         for each in changes:
-            each(content)
+            each(of)
 
     return change
 
@@ -194,14 +194,6 @@ def webp(item):
     return item["file_name"].replace("jpg", "webp")
 
 
-def also(*changes):
-    def apply(data):
-        for change in changes:
-            change(data)
-
-    return apply
-
-
 def absent(name):
     return lambda data: data.files.pop(name)
 
@@ -251,7 +243,7 @@ COCO = {  # change, what is right, words of the message
     "a box over the edge": (both(one(**at(70, 10, 20, 20))), WARNED, "edge"),
     "a class without objects": (train(add("categories", id=7, name="owl")), WARNED, "owl"),
     "Roboflow's group category": (both(lambda c: c["categories"].insert(0, {"id": 0, "name": "pets"})), WARNED, "pets"),
-    "a class of the validation alone": (val(seq(add("categories", id=7, name="owl"), OWL)), WARNED, "owl"),
+    "a class of the validation alone": (val(also(add("categories", id=7, name="owl"), OWL)), WARNED, "owl"),
     "a file name twice": (both(one("images", 1, file_name="0.jpg")), WARNED, "file_name"),
     "most images without annotations": (train(lambda c: c.update(annotations=c["annotations"][:2])), WARNED, "without"),
     "a validation without annotations": (val(put("annotations", [])), WARNED, "evaluate"),
@@ -331,7 +323,7 @@ def lines(*texts):
 
 
 def label(content, name="labels/train/0.txt"):
-    return lambda data: data.files.__setitem__(name, content)
+    return image(name, content)
 
 
 def no_labels(data, of=("train", "val"), first=0):

@@ -86,17 +86,6 @@ def test_values_of_label_maps(maps, values, num_classes, options, message):
             check(cfg, ("train", "val"))
 
 
-@pytest.mark.parametrize("decoder", ["pillow", "cv2"])
-def test_an_unreadable_label_map_is_named(maps, decoder):
-    root = maps([0, 1], [0, 1])
-    (root / "maps/0001.png").write_bytes(b"nothing")
-    check(segmentation(root, 2, indices=1), ("train",))
-    cfg = segmentation(root, 2)
-    cfg.train_dataloader.dataset.pipeline[1].imdecode_backend = decoder
-    with pytest.raises(ConfigError, match=r"cannot be read .*0001.png"):
-        check(cfg, ("train",))
-
-
 def test_label_maps_of_a_file_list_and_of_a_subset_of_classes(maps):
     root = maps([0, 1], [150], [0, 149])
     (root / "good.txt").write_text("0000\n0002\n")
