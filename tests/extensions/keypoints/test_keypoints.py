@@ -24,7 +24,6 @@ from vitdense.extensions.keypoints.categories import (
 from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
 from vitdense.extensions.keypoints.metric import KeypointMetric
 from vitdense.extensions.keypoints.steps import Keypoints
-from vitdense.mm.checks.report import draw_batch
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.classes import follow_points
 from vitdense.mm.config.load import load_config
@@ -393,11 +392,12 @@ def test_pairs_of_joined_data_are_the_same(root, tmp_path):
 
 
 def test_pictures_of_a_batch(root, tmp_path):
+    batch = pytest.importorskip("vitdense.extensions.report.batch")
     options = {"data_root": str(root), "train_dataloader.num_workers": 0, "train_dataloader.batch_size": 4}
     cfg = load_config("rfdetr_keypoints_nano_figures", {**options, "train_dataloader.persistent_workers": False})
     cfg.train_dataloader.dataset.type = "vitdense.KeypointDataset"
     cfg.train_dataloader.dataset.pop("draw", None)
-    assert len(draw_batch(cfg, tmp_path)) == 4
+    assert len(batch.draw_batch(cfg, tmp_path)) == 4
 
 
 def test_metric(root):
