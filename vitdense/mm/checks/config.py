@@ -56,7 +56,8 @@ def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 def mixing(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
     """Steps that mix several images mix their masks and keypoints too, if these are loaded."""
     loader = cfg.get("train_dataloader") if "train" in splits else None
-    steps = [step for step in nodes(loader.dataset) if "type" in step] if loader else []
+    pipelines = [part.get("pipeline") for part in nodes(loader.dataset)] if loader else []
+    steps = [step for step in nodes(pipelines) if "type" in step]  # a data set is looked for in all frameworks
     has_points = any(type_name(step) in seam_loaders() for step in steps)
     has_masks = any(step.get("with_mask") for step in steps)
     for step in steps:
