@@ -190,11 +190,16 @@ def norm_parameters(model):
     return {f"{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
 
 
-@pytest.mark.parametrize("name", ["cascade_swin_t_coco", "cascade_swinv2_t_coco"])
+@pytest.mark.parametrize(
+    "name", [f"{name}_t_coco" for name in ("cascade_swin", "cascade_swinv2", "atss_swin", "sparse_rcnn_swin")]
+)
 def test_schedule_and_decay_of_the_coco_configs(name):
     cfg = load_config(name)
     assert cfg.train_cfg.max_epochs == 36
-    assert cfg.param_scheduler[1].milestones == [27, 33]
+    warmup, drops = cfg.param_scheduler
+    assert (warmup.type, warmup.end, warmup.start_factor) == ("LinearLR", 500, 0.001)
+    assert (drops.milestones, drops.end, drops.gamma) == ([27, 33], 36, 0.1)
+    assert (cfg.optim_wrapper.optimizer.lr, cfg.optim_wrapper.optimizer.weight_decay) == (1e-4, 0.05)
     assert cfg.auto_scale_lr.base_batch_size == 16
     for name, decay in decays(build_on_meta(cfg), cfg).items():
         exempt = ("norm", "relative_position_bias_table", "cpb_mlp", "logit_scale")

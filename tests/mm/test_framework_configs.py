@@ -10,17 +10,6 @@ pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
 
 
-@pytest.mark.parametrize("name", ["atss_swin_t_coco", "sparse_rcnn_swin_t_coco"])
-def test_schedule_of_the_swin_authors(name):
-    cfg = load_config(name)
-    assert cfg.train_cfg.max_epochs == 36
-    warmup, drops = cfg.param_scheduler
-    assert (warmup.type, warmup.end, warmup.start_factor) == ("LinearLR", 500, 0.001)
-    assert (drops.milestones, drops.end, drops.gamma) == ([27, 33], 36, 0.1)
-    assert (cfg.optim_wrapper.optimizer.lr, cfg.optim_wrapper.optimizer.weight_decay) == (1e-4, 0.05)
-    assert cfg.auto_scale_lr.base_batch_size == 16
-
-
 @pytest.mark.parametrize(
     ("name", "widths"), [("atss_swin_t_coco", [192, 384, 768]), ("atss_r50_coco", [512, 1024, 2048])]
 )
