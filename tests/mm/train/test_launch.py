@@ -1,3 +1,5 @@
+import logging
+import signal
 from unittest.mock import MagicMock
 
 import cv2
@@ -17,6 +19,7 @@ from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import built
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.train import launch
+from vitdense.mm.train.guards import StopHook
 from vitdense.mm.train.runner import Runner
 
 
@@ -132,16 +135,18 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp
     assert not torch.equal(layer.weight, before)
 
 
-def test_an_interrupt_is_one_line_that_says_how_to_resume(tmp_path, monkeypatch, capsys):
+def test_a_second_ctrl_c_is_one_line_that_says_how_to_resume(tmp_path, monkeypatch, capsys):
     runner = Runner.__new__(Runner)
-    runner.cfg, runner._work_dir = Config(), str(tmp_path)
+    runner.cfg, runner._work_dir, runner.logger = Config(), str(tmp_path), logging.getLogger()
     monkeypatch.setattr(Runner, "iter", 83)
     for saved, further in ((None, "no checkpoint was saved yet"), ("iter_80.pth", "--resume goes on from iter_80.pth")):
 
         def interrupted(runner, saved=saved):
             if saved:
                 torch.save({}, tmp_path / saved)
-            raise KeyboardInterrupt
+            hook = StopHook()
+            for _ in range(2):  # the first one waits for the end of the iteration
+                hook._receive(runner, signal.SIGINT)
 
         monkeypatch.setattr(mmengine.runner.Runner, "train", interrupted)
         with pytest.raises(SystemExit) as ended, exit_on_user_error():
