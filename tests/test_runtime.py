@@ -241,10 +241,15 @@ def test_other_files_and_images_are_refused(tmp_path):
     for place, error in ((tmp_path / "absent.onnx", FileNotFoundError), (tmp_path, IsADirectoryError)):
         with pytest.raises(error, match=str(place)):
             Program(place)
+    content = model.SerializeToString()
     onnx.helper.set_model_props(model, about | {"mean": "{", "std": "null"})
-    onnx.save(model, tmp_path / "damaged.onnx")
-    with pytest.raises(ValueError, match=r"damaged\.onnx: its metadata"):
-        Program(tmp_path / "damaged.onnx")
+    damaged = {"its metadata": model.SerializeToString()}
+    model.opset_import[0].version = 999
+    damaged |= {"opset": model.SerializeToString(), "failed": content[: len(content) // 2]}
+    for match, content in {**damaged, "cannot read it": b"", "Protobuf": b"hello"}.items():
+        (tmp_path / "damaged.onnx").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"damaged\.onnx: .*{match}"):
+            Program(tmp_path / "damaged.onnx")
     for image in (pixels / 255, pixels[..., :1], pixels[0], pixels[:0], None):
         with pytest.raises(ValueError, match=r"image: got .*, expected a uint8 RGB array"):
             program(image)

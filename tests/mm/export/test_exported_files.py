@@ -19,7 +19,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.heads.exported import open_program
 
 pytestmark = pytest.mark.long
 
@@ -85,15 +84,3 @@ def test_a_model_that_finds_nothing(tmp_path):
     said = export(cfg, str(tmp_path / "nothing.pth"), Wish(tmp_path / "model.pt2", **options, unchecked=True))
     assert "not compared" in said
     assert (tmp_path / "model.pt2").is_file()
-
-
-@pytest.mark.parametrize("fault", ["empty", "text", "cut", "opset", "foreign"])
-def test_unreadable_files_are_the_same_error_in_all_engines(tmp_path, fault):
-    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3]) for name in "xy"]
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "other", values[:1], values[1:])
-    opset = onnx.helper.make_opsetid("", 999 if fault == "opset" else 17)
-    content = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9).SerializeToString()
-    content = {"empty": b"", "text": b"hello", "cut": content[: len(content) // 2]}.get(fault, content)
-    (tmp_path / "a.onnx").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"a\.onnx"):
-        open_program(tmp_path / "a.onnx")
