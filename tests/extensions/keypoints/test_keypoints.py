@@ -25,10 +25,12 @@ from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
 from vitdense.extensions.keypoints.metric import KeypointMetric
 from vitdense.extensions.keypoints.steps import Keypoints
 from vitdense.mm.checks.sets import data_sets
+from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import follow_points
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError
+from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.results.result import Result
 
 NAMES = FIGURE["keypoints"]
@@ -363,19 +365,11 @@ def test_checks_of_a_config(root):
         list(data_sets(cfg, ["val"])[0].faults(True, ()))
 
 
-@pytest.mark.parametrize("step", ["Mosaic", "vitdense.Mosaic", "CopyPaste", "CachedMixUp", "LoadAnnotations"])
-def test_steps_that_leave_keypoints_out_are_refused(step, root):
+def test_a_step_that_loads_no_keypoints_is_refused(root):
     cfg = load_config("rfdetr_keypoints_nano_figures", {"data_root": str(root)})
-    dataset = cfg.train_dataloader.dataset
-    if step == "LoadAnnotations":
-        place = [one.type for one in dataset.pipeline].index("vitdense.LoadKeypoints")
-        dataset.pipeline[place] = {"type": step, "with_bbox": True, "with_keypoints": True}
-    else:
-        cfg.train_dataloader.dataset = {
-            "type": "MultiImageMixDataset",
-            "dataset": dataset,
-            "pipeline": [{"type": step}],
-        }
+    steps = cfg.train_dataloader.dataset.pipeline
+    place = [one.type for one in steps].index("vitdense.LoadKeypoints")
+    steps[place] = {"type": "LoadAnnotations", "with_bbox": True, "with_keypoints": True}
     found = [str(fault) for fault in data_sets(cfg, ["train"])[0].faults(True, ()) if fault.grave]
     assert ["pipeline: got" in one for one in found] == [True]
 
@@ -400,6 +394,11 @@ def test_pictures_of_a_batch(root, tmp_path):
     assert len(batch.draw_batch(cfg, tmp_path)) == 4
 
 
+def test_keypoints_in_tiles():
+    with pytest.raises(ValueError, match="a detector of keypoints"):
+        TiledDetector(build_model(load_config("rfdetr_keypoints_nano_figures")), 64, 0.2, [])
+
+
 def test_metric(root):
     metric = KeypointMetric(ann_file=str(root / "annotations/keypoints_val.json"), metric="bbox")
     content = json.loads((root / "annotations/keypoints_val.json").read_text())
@@ -413,7 +412,9 @@ def test_metric(root):
         points = np.float32([one["keypoints"] for one in own]).reshape(-1, 11, 3)
         found = {"bboxes": boxes, "scores": np.ones(len(own)), "labels": np.zeros(len(own), int), "keypoints": points}
         results.append(({"img_id": image["id"]}, found))
+    metric.evaluations = []
     values = metric.compute_metrics(results)
+    assert [one.kind for one in metric.evaluations] == ["bbox", "keypoints"]  # an operating point is of the first
     assert values["keypoints_mAP"] == values["keypoints_AR"] == values["bbox_mAP"] == 1
     for _, found in results:
         found["keypoints"] = found["keypoints"] + np.float32([20, 0, 0])

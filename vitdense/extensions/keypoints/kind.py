@@ -1,9 +1,7 @@
 """Keypoints as a kind of labels, see `vitdense.seams.kind_of`."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-
-from mmengine.registry import TRANSFORMS
 
 from vitdense.extensions.keypoints.categories import (
     PAIRS,
@@ -16,7 +14,7 @@ from vitdense.extensions.keypoints.categories import (
     with_points,
 )
 from vitdense.mm.checks.sets import SAME_NAMES, AnnotatedSet
-from vitdense.mm.config.query import find_class, leaf_datasets, nodes, type_name
+from vitdense.mm.config.query import leaf_datasets, type_name
 from vitdense.mm.data.coco import overview, parse
 from vitdense.mm.data.faults import Fault, Samples
 
@@ -27,10 +25,8 @@ class Checks(AnnotatedSet):
     def read(self) -> Samples:
         samples, content = super().read(), parse(Path(self.file))
         samples.faults += keypoint_faults({"annotations": [], **content}, self.classes)
-        points = [
-            one["keypoints"][2::3] for one in content.get("annotations", ()) if isinstance(one.get("keypoints"), list)
-        ]
-        labelled = sum(any(flags) for flags in points)
+        points = [one.get("keypoints") for one in content.get("annotations", ())]
+        labelled = sum(any(one[2::3]) for one in points if isinstance(one, list))
         samples.rows.append(f"annotations with labelled keypoints: {labelled}")
         return samples
 
@@ -38,7 +34,7 @@ class Checks(AnnotatedSet):
         yield from super().faults(first, trained)
         about = metainfo_of(Path(self.file), self.dataset.get("metainfo") or {})
         own = Kinds(**{field: about[field] for field in Kinds._fields})
-        (category,) = (one for one in overview(Path(self.file)).content if one["name"] in about["classes"])
+        category = next(one for one in overview(Path(self.file)).content if one["name"] in about["classes"])
         if kinds_of(category).keypoints != own.keypoints:
             what = "keypoints have another order than the first data; they are taken by name"
             yield Fault(f"{self.file}: {what}", self.where, grave=False)
@@ -55,21 +51,13 @@ class Checks(AnnotatedSet):
         if type_name(head) == "RFDETRKeypointHead" and expected != number:
             what = f"{self.file} has {number} keypoints, and model.bbox_head.num_keypoints is {expected}"
             yield Fault(what, self.where, fix=f"set it to {number}")
-        if self.training:
-            yield from self._faults_of_training(data, own)
-        elif not own.sigmas:
-            fix = "add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
-            yield Fault(f"the metric needs a sigma for each of {number} keypoints", self.where, fix=fix)
-
-    def _faults_of_training(self, data: Mapping, own: Kinds) -> Iterator[Fault]:
-        """Flips that may be wrong, and steps that keypoints do not follow."""
-        if not any(fault.grave for fault in self.samples.faults):
+        pipeline = self.dataset.get("pipeline") or ()
+        if self.training and any(type_name(step) == "LoadAnnotations" for step in pipeline):
+            fix = "put vitdense.LoadKeypoints, without options, in its place"
+            yield Fault("pipeline: got LoadAnnotations, which loads no keypoints", self.where, fix=fix)
+        if self.training and not any(fault.grave for fault in self.samples.faults):
             rows = with_points(parse(Path(self.file)), self.classes, own.keypoints)["annotations"]
             yield from (fault.within(f"{self.where}: {self.file}") for fault in mirror_faults(own, rows))
-        for step in nodes([one.get("pipeline") for one in nodes(data)]):
-            name, fix = type_name(step), "leave it out"
-            if name == "LoadAnnotations":
-                fix = "put vitdense.LoadKeypoints, without options, in its place"
-            elif "get_indexes" not in dir("type" in step and find_class(TRANSFORMS, step["type"], self.cfg)):
-                continue  # it does not mix images
-            yield Fault(f"pipeline: got {name}, which leaves keypoints out", self.where, fix=fix)
+        if not self.training and not own.sigmas:
+            fix = "add metainfo=dict(sigmas=[...]) to the data sets, or 'sigmas' to the category"
+            yield Fault(f"the metric needs a sigma for each of {number} keypoints", self.where, fix=fix)
