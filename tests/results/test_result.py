@@ -112,6 +112,7 @@ def test_supervision(monkeypatch):
         (semantic, "to_coco", r"\.boxes; it has \.semantic"),
         (segments, "to_coco", r"\.boxes; it has \.panoptic, \.segments"),
         (semantic, "to_supervision", r"\.boxes; it has \.semantic"),
+        (segments, "to_supervision", r"\.boxes; it has \.panoptic, \.segments"),
         (lambda: detections(with_masks=False), "mask", r"\.rle; it has \.boxes"),
         (lambda: Result(BOXES), "plot", r"\.image"),
         (Result, "to_coco", "no field"),
