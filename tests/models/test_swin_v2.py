@@ -66,17 +66,6 @@ def call(attention, x):
     return windows.unpartition(attention(windows.partition(x), windows))
 
 
-class Call(nn.Module):
-    """`call` as a module, for `functional_call`."""
-
-    def __init__(self, attention):
-        super().__init__()
-        self.attention = attention
-
-    def forward(self, x):
-        return call(self.attention, x)
-
-
 def brute_force_attention(attention, x):
     """Shifted cosine window attention written from the definition, query by query, in float64."""
     spec, hidden, out = attention.spec, attention.bias.cpb_mlp[0], attention.bias.cpb_mlp[2]
@@ -110,20 +99,6 @@ def test_window_attention_is_the_definition(size, window, shift, pretrained):
     x = torch.randn(1, *size, 4, dtype=torch.float64)
     # The coordinates were rounded to float32 before the module became double.
     torch.testing.assert_close(call(attention, x)[0], brute_force_attention(attention, x[0]), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("shift", [(0, 0), (1, 1)])
-def test_gradients_of_attention_on_a_map_that_pads(shift):
-    attention = make_attention((2, 2), shift).double()
-
-    def function(x, weight, q_bias, logit_scale):
-        parameters = {"qkv.weight": weight, "q_bias": q_bias, "logit_scale": logit_scale}
-        return torch.func.functional_call(
-            Call(attention), {f"attention.{name}": value for name, value in parameters.items()}, (x,)
-        )
-
-    inputs = (torch.randn(1, 3, 3, 4), attention.qkv.weight, attention.q_bias, attention.logit_scale)
-    assert torch.autograd.gradcheck(function, [t.detach().double().requires_grad_() for t in inputs])
 
 
 HALVES = [(torch.float16, 0.01), (torch.bfloat16, 0.05)]

@@ -10,7 +10,6 @@ from conftest import relative_error
 from torch.utils.flop_counter import FlopCounterMode
 
 from cost import CostCounter
-from timing import alternate, median_ratio, peak_memory
 from vitdense.flops import macs
 from vitdense.layers import layout
 from vitdense.research.nat import local
@@ -328,21 +327,3 @@ def test_tiles_move_the_fewest_bytes_in_few_kernels():
     assert tiles.bytes < unfold.bytes / 4
     assert tiles.bytes < loop.bytes / 4
     assert tiles.kernels < loop.kernels / 10
-
-
-@pytest.mark.slow
-def test_memory_and_time_of_the_three_ways():
-    """Prints the table of docs/local-attention.md (`pytest -s`)."""
-    torch.set_num_threads(1)
-    q, k, v = (torch.randn(STAGE) for _ in range(3))
-    table = torch.randn(3, 7, 7)
-    steps = {name: partial(way, q, k, v, 7, position=table) for name, way in WAYS.items()}
-    with torch.no_grad():
-        outs = [step() for step in steps.values()]
-        assert all(relative_error(out, outs[0]) < 1e-5 for out in outs)
-        peaks = {name: peak_memory(step, "cpu") for name, step in steps.items()}
-        seconds = alternate(steps, rounds=5)
-    for name in WAYS:
-        ratio = median_ratio(seconds, "tiles with a halo", name)
-        print(f"\n{name}: peak {peaks[name] / 1e6:.0f} MB, {ratio:.2f} x the time of tiles")
-    assert peaks["tiles with a halo"] < peaks["unfold"] / 4
