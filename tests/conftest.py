@@ -1,10 +1,13 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
+import fcntl
 import gc
 import itertools
 import json
 import logging
 import math
+import multiprocessing
+import os
 import random
 import re
 from collections import OrderedDict
@@ -77,6 +80,19 @@ def shared_data() -> Path:
     if not path.is_dir():
         pytest.skip("no ../shared/data")
     return path
+
+
+def made_once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
+    """A folder that the first test of the run that needs it fills by `make`, whatever process it is in."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    folder.mkdir(exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            make(folder)
+            (folder / "made").touch()
+    return folder
 
 
 def drawn(generators: dict[str, list]) -> dict[str, torch.Tensor]:
@@ -169,8 +185,14 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def run_ranks(function: Callable, *args: object) -> None:
-    """Run `function(rank, *args)` in two processes; raise what one of them raised, and fail if they hang."""
-    workers = torch.multiprocessing.spawn(function, args=args, nprocs=2, join=False)
+    """Run `function(rank, *args)` in two processes; raise what one of them raised, and fail if they hang.
+
+    They come from a process that has imported the packages, once for all tests.
+    """
+    multiprocessing.set_forkserver_preload(["vitdense.registry", "mmdet.models", "mmseg.models"])
+    workers = torch.multiprocessing.start_processes(
+        function, args=args, nprocs=2, join=False, start_method="forkserver"
+    )
     try:
         finished = [workers.join(timeout=300) for _ in workers.processes]  # returns when a process ends
         assert finished[-1], "the processes hang"

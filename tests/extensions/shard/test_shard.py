@@ -29,10 +29,9 @@ from vitdense.mm.errors import ConfigError
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 LORA = {"type": "lora", "targets": ("qkv", "proj")}
 MODELS = {**BACKBONES, "vit_adapter": adapter}
-CASES = [
-    *(("swin", {"with_cp": True}), ("swin_v2", {}), ("mvit", {"frozen_stages": 1}), ("vit", {"finetune": LORA})),
-    *(("vit", {"frozen_stages": "all"}), ("vit", {"finetune": "attention", "with_cp": True}), ("vit_adapter", {})),
-]
+CASES = (("swin", {"with_cp": True}), ("vit", {"finetune": LORA}), ("vit_adapter", {}))
+OTHERS = (("swin_v2", {}), ("mvit", {"frozen_stages": 1}), ("vit", {"frozen_stages": "all"}))
+OTHERS += (("vit", {"finetune": "attention", "with_cp": True}),)
 
 
 def train(model, optimizer, batches, is_part):
@@ -51,10 +50,19 @@ def train(model, optimizer, batches, is_part):
     return torch.stack(values)
 
 
-def _steps(rank, rendezvous):
+def _worker(rank, rendezvous, file, cases):
+    """All checks in one start of the processes."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-    for family, options in CASES:
+    _load(file)
+    _steps(rank, rendezvous, cases)
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # destroying the group can wait for ever on the CPU
+
+
+def _steps(rank, rendezvous, cases):
+    for family, options in cases:
         torch.manual_seed(0)
         alone = Heads(revert_sync_batchnorm(MODELS[family](**options))).double().train()
         for module in alone.modules():
@@ -80,14 +88,10 @@ def _steps(rank, rendezvous):
         saved = read_parts(folder, save_parts(tree, folder))
         want = {"model": dict(alone.state_dict()), "optimizer": optimizers[0].state_dict(), "iter": 4}
         torch.testing.assert_close(saved, want, msg=f"{family} {options}")
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # destroying the group can wait for ever on the CPU
 
 
-def _load(rank, rendezvous, file):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+def _load(file):
+    """Into a model that was built on meta and sharded: no process ever has room for the whole of it."""
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
     want = BACKBONES["swin"]().eval()
     load_pretrained(want, file)
@@ -101,20 +105,13 @@ def _load(rank, rendezvous, file):
     x = torch.randn(1, 3, 40, 56)
     with torch.no_grad():
         assert all(torch.equal(a, b) for a, b in zip(model(x), want(x), strict=True))
-    torch.distributed.barrier()
-    sys.stdout.flush()
-    os._exit(0)
 
 
-def test_weights_are_loaded_into_parts(tmp_path):
-    """Into a model that was built on meta and sharded: no process ever has room for the whole of it."""
-    save_file(BACKBONES["swin"]().state_dict(), tmp_path / "swin.safetensors")
-    run_ranks(_load, str(tmp_path / "rendezvous"), str(tmp_path / "swin.safetensors"))
-
-
-def test_steps_equal_those_of_one_process(tmp_path):
+@pytest.mark.parametrize("cases", [CASES, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_weights_are_loaded_into_parts_and_steps_equal_those_of_one_process(tmp_path, cases):
     """With checkpointing, frozen parts, low-rank updates, accumulation and clipping."""
-    run_ranks(_steps, str(tmp_path / "rendezvous"))
+    save_file(BACKBONES["swin"]().state_dict(), tmp_path / "swin.safetensors")
+    run_ranks(_worker, str(tmp_path / "rendezvous"), str(tmp_path / "swin.safetensors"), cases)
 
 
 def test_a_parameter_without_dimensions_is_refused_by_its_name():
