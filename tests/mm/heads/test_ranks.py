@@ -3,6 +3,7 @@
 import copy
 import random
 from contextlib import contextmanager, nullcontext
+from functools import cache
 
 import numpy as np
 import pytest
@@ -64,9 +65,10 @@ def config(name, **options):
     return cfg, data
 
 
-def example(name, folder, options):
-    """A model with fixed statistics, and four images with the same number of objects."""
-    cfg, data = config(name, **options)
+@cache
+def images(name, folder):
+    """Four images with the same number of objects, for the data of a recipe."""
+    cfg, data = config(name)
     init_default_scope(cfg.default_scope)
     data.update(data_root=f"{folder}/shapes/", draw=dict(num_train=40, num_val=1, image_size=(128, 128)))
     for seed in (random.seed, np.random.seed, torch.manual_seed):
@@ -81,13 +83,23 @@ def example(name, folder, options):
             groups.setdefault((objects, item["inputs"].shape), []).append(item)
     items = max(groups.values(), key=len)[:4]
     assert len(items) == 4
+    return items
+
+
+def example(name, folder, options):
+    """A model with fixed statistics, and its images."""
+    items = images(name, str(folder))
+    cfg, _ = config(name, **options)
+    init_default_scope(cfg.default_scope)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(0)
     model = build_model(cfg)
     model.init_weights()
     model.train()
     for module in model.modules():
         if isinstance(module, (_BatchNorm, nn.Dropout, nn.Dropout2d)):
             module.eval()
-    return model, items
+    return model, copy.deepcopy(items)
 
 
 @contextmanager
@@ -160,12 +172,15 @@ def _compare(rank, rendezvous, name, folder, cases):
     assert gradients(module).isfinite().all()
 
 
-slow = [pytest.param(name, marks=pytest.mark.slow) for name in (*BATCH[1:], *TURNS)]
+slow = [pytest.param(name, [*CASES], marks=pytest.mark.slow, id=name) for name in (*BATCH, *TURNS)]
 
 
-@pytest.mark.parametrize("name", [BATCH[0], *slow])
-def test_two_processes(name, tmp_path):
-    cases = list(CASES) if config(name)[0].model.backbone.get("frozen_stages") != "all" else ["as it is", "accumulated"]
+@pytest.mark.parametrize(
+    ("name", "cases"), [pytest.param(BATCH[0], ["as it is", "with_cp", "accumulated"], id="quick"), *slow]
+)
+def test_two_processes(name, cases, tmp_path):
+    if config(name)[0].model.backbone.get("frozen_stages") == "all":
+        cases = ["as it is", "accumulated"]
     for case in cases:
         torch.save(alone(name, tmp_path, case), tmp_path / f"{case}.pt")
     run_ranks(_compare, str(tmp_path / "rendezvous"), name, str(tmp_path), cases)
