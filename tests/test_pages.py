@@ -225,6 +225,9 @@ def twin(here, weights_of):
         cfg.settings = {**cfg.get("settings", {}), **length, **({"image_size": SIDE} if packs and resizes else {})}
         if "://" in str(cfg.get("load_from")):
             cfg.load_from = None
+        cfg.get("default_hooks", {}).update(
+            curves=None
+        )  # a fourth of the time of a short training; tests/tools/test_tools.py has them
         path.parent.mkdir(parents=True, exist_ok=True)
         # mmengine's own `dump` formats, which takes seconds
         path.write_text("".join(f"{key} = {value!r}\n" for key, value in cfg.to_dict().items()), encoding="utf-8")
@@ -352,8 +355,16 @@ def run_line(line, here, twin, weights_of):
         assert words[:1] != ["test"] or re.search(r"mAP|mIoU|PQ", printed)
 
 
-LINES = {page: {*filter(is_run, commands(page))} for page in PAGES}
-PAGES_TO_RUN = [page for page, lines in LINES.items() if lines and not any(lines < others for others in LINES.values())]
+def run_once():
+    """Lines by page. What several pages have is run on the page with the most lines."""
+    seen, found = set(), {}
+    for page in sorted(PAGES, key=lambda page: -len([*commands(page)])):
+        found[page] = [line for line in filter(is_run, commands(page)) if line not in seen]
+        seen.update(found[page])
+    return {page: lines for page, lines in found.items() if lines}
+
+
+LINES = run_once()
 
 
 # What takes a minute or more: benchmarks and exports.
@@ -362,10 +373,10 @@ SLOW = ["export.md", "performance.md"]
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in PAGES_TO_RUN],
+    [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in LINES],
 )
 def test_commands_run(page, here, twin, weights_of):
-    for line in filter(is_run, commands(page)):
+    for line in LINES[page]:
         run_line(line, here, twin, weights_of)
 
 
