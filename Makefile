@@ -42,6 +42,8 @@ RUN_long = $(PYTEST) $(WATCHED) -m 'long and $(UNMARKED)' $(call MARKED,long)
 RUN_commands = $(PYTEST) $(WATCHED) -m 'commands and not slow' $(call MARKED,commands)
 # What the pages, the notebook and the gallery show: about ten minutes.
 RUN_docs = $(PYTEST) --dist worksteal $(WATCHED) -m 'docs and not slow' $(call MARKED,docs)
+# Quick, long and commands in one run: packages are imported, and one core waits at the end, once. The longest files first.
+RUN_ci = $(PYTEST) $(WATCHED) -m 'not slow and not docs and not pairs' $(call MARKED,commands) $(LONGEST) $(OTHERS)
 # Options in pairs, each row a training, a test, predictions and an export: half an hour, run by hand.
 RUN_pairs = $(PYTEST) --dist load $(WATCHED) -m pairs tests/pairs
 # What takes minutes, or repeats a proof for other models: an hour.
@@ -60,7 +62,7 @@ RUN_upstream = $(UPSTREAM)/bin/python -m pytest tests/tools/test_tools.py tests/
 # The same file, the same answer as of pycocotools, mmcv and others.
 RUN_peers = $(PYTEST) $(WATCHED) -m 'not slow' tests/peers
 
-test: $(if $(filter upstream,$(WHAT)),$(UPSTREAM_READY),$(READY))  ## quick tests; WHAT=long, commands, docs, pairs, slow, losses, bands, faults, gpus, upstream or peers: others
+test: $(if $(filter upstream,$(WHAT)),$(UPSTREAM_READY),$(READY))  ## quick tests; WHAT=long, commands, docs, ci, pairs, slow, losses, bands, faults, gpus, upstream or peers: others
 	$(or $(RUN_$(WHAT)),$(error WHAT: got $(WHAT); make help lists what there is))
 
 check: $(READY)  ## ruff: lint and formatting
