@@ -1,6 +1,5 @@
 """`python -m vitdense new`: what it writes and refuses. tests/test_your_data.py walks the whole way."""
 
-import io
 import json
 import re
 import runpy
@@ -220,23 +219,6 @@ def test_class_names_of_any_text(names):
     )
     Path("mine.py").write_text(own_data.config_text(args, data), encoding="utf-8")
     assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names
-
-
-@pytest.mark.long
-def test_no_file_has_the_encoding_of_the_system(boxes, maps, monkeypatch):
-    """The locale cannot write every name: on Windows it is not UTF-8, which mmengine reads."""
-    boxes(names=("狐", "owl"))
-    maps()
-    Path("names.txt").write_text("狐\nowl\nwolf", encoding="utf-8")
-
-    def given(encoding, stacklevel=2):
-        assert encoding is not None
-        return encoding
-
-    monkeypatch.setattr(io, "text_encoding", given)  # pathlib asks it
-    for task in (DETECTION, [*SEGMENTATION, "--classes", "names.txt"]):
-        assert run(*task, "--force", "mine.py") == 0
-        assert "狐" in Path("mine.py").read_text(encoding="utf-8")
 
 
 def test_existing_file_is_kept_without_force(boxes, capsys):

@@ -109,30 +109,7 @@ def test_a_step_that_fails_names_the_image():
         images.run_steps(lambda data: data["img"] / (1 // 0), np.zeros((1, 5000, 3), np.uint8), "a.png")
 
 
-@pytest.fixture
-def image(tmp_path):
-    """Writes an image of 8x4 pixels."""
-
-    def write(name, mode="RGB", **options):
-        path = str(tmp_path / name)
-        Image.new(mode, (8, 4)).save(path, **options)
-        return path
-
-    return write
-
-
-@pytest.mark.parametrize(
-    ("mode", "orientation", "loaded"),
-    [*((mode, 1, (8, 4)) for mode in ("RGB", "L", "RGBA", "P", "I;16", "CMYK")), ("RGB", 6, (4, 8))],
-)
-def test_modes_and_sizes(image, mode, orientation, loaded):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    file = read_image_file(image("a.jpg" if mode == "CMYK" else "a.png", mode, exif=exif))
-    assert (file.mode, file.stored, file.loaded, file.error) == (mode, (8, 4), loaded, "")
-
-
-def test_description_has_modes_range_and_median(image, tmp_path):
+def test_description_has_modes_range_and_median(tmp_path):
     for i, size in enumerate([(10, 20), (30, 40), (50, 60)]):
         Image.new("L" if i else "RGB", size).save(tmp_path / f"{i}.png")
     files = [read_image_file(str(tmp_path / f"{i}.png")) for i in range(3)]

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 pytest.importorskip("mmdet")
@@ -13,8 +12,6 @@ from mmengine.registry import DATASETS, init_default_scope
 
 from vitdense.__main__ import main
 from vitdense.mm.checks import check
-from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.build import build_model
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours, read_panoptic
@@ -114,13 +111,6 @@ def test_panoptic_quality_by_hand():
     np.testing.assert_allclose(counts, [[0, 0, 0, 1], [0, 0, 0, 1]])
 
 
-def test_what_a_file_and_its_pngs_hold(shapes):
-    whole = read_panoptic(shapes / "panoptic/panoptic_val.json", shapes / "panoptic/val")
-    assert whole.faults == []
-    assert "4 of 4 PNGs" in whole.rows[-1]
-    assert sum(whole.shares.values()) == pytest.approx(100)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("base", [(), ("--base", "eomt_nano_shapes")])
 def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, base, capsys):
@@ -142,24 +132,6 @@ def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, b
     cfg.model.panoptic_head.num_things_classes = 8
     with pytest.raises(ConfigError, match="9 classes of things, but num_things_classes"):
         check(cfg, ("train",))
-
-
-def test_predict_writes_ids_and_segments(shapes, tmp_path):
-    cfg = load_config("eomt_nano_shapes")
-    cfg.model.test_cfg.update(object_mask_thr=0.0, iou_thr=0.0)
-    model = build_model(cfg)
-    meta = {"dataset_meta": {"classes": (*CLASSES, "background")}}
-    torch.save({"meta": meta, "state_dict": model.state_dict()}, tmp_path / "iter_1.pth")
-    images = sorted((shapes / "val").iterdir())[:2]
-    out = predict(cfg, str(tmp_path / "iter_1.pth"), images, tmp_path / "out")
-    found = json.loads(out.read_text())
-    assert [one["isthing"] for one in found["categories"]] == [1] * 8 + [0]
-    for image, one in zip(images, found["annotations"]):
-        assert (tmp_path / "out" / image.name).is_file()
-        ids = ids_of_colours(np.array(Image.open(tmp_path / "out/labels" / one["file_name"])))
-        assert ids.shape == (64, 96)
-        areas = {int(value): int(count) for value, count in zip(*np.unique(ids, return_counts=True)) if value}
-        assert areas == {segment["id"]: segment["area"] for segment in one["segments_info"]}
 
 
 def test_joined_panoptic_data_with_other_classes_match_by_name(reversed_files):

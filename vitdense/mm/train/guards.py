@@ -16,7 +16,6 @@ from torch import Tensor
 
 import vitdense
 from vitdense.mm.checks import dry_step
-from vitdense.mm.data.continued import ContinuedLoader
 from vitdense.mm.data.seeded import seed_everything
 from vitdense.mm.data.transforms import parts
 from vitdense.mm.errors import ConfigError, join_some
@@ -111,11 +110,7 @@ class PlaceHook(Hook):
     priority = "HIGHEST"  # before CheckpointHook saves
 
     def before_train_epoch(self, runner) -> None:
-        runner.epoch_begin = runner.epoch, runner.iter - getattr(runner.train_loop.dataloader, "seen", 0)
-
-    def after_train_epoch(self, runner) -> None:
-        if isinstance(loader := runner.train_dataloader, ContinuedLoader):
-            runner.train_loop.dataloader = loader.loader  # hooks restart its workers to switch the pipeline
+        runner.epoch_begin = runner.epoch, runner.iter - getattr(runner.train_dataloader.batch_sampler, "seen", 0)
 
     def after_val_epoch(self, runner, metrics=None) -> None:
         runner.in_validation, runner.validated = False, runner.iter
@@ -244,7 +239,7 @@ def _must_validate(runner) -> bool:
     by_epoch = isinstance(loop, EpochBasedTrainLoop)
     if runner._val_loop is None or not runner.iter or runner.validated == runner.iter:
         return False
-    if by_epoch and isinstance(loop.dataloader, ContinuedLoader):
+    if by_epoch and getattr(loop.dataloader.batch_sampler, "seen", 0):
         return False
     loop._decide_current_val_interval()
     now, end = (loop.epoch, loop.max_epochs) if by_epoch else (loop.iter, loop.max_iters)

@@ -12,7 +12,7 @@ from mmengine.runner import EpochBasedTrainLoop
 from torch.utils.data import BatchSampler
 
 from vitdense.mm.config.diff import read_saved
-from vitdense.mm.data.continued import ContinuedLoader
+from vitdense.mm.data.continued import skip
 from vitdense.mm.errors import ConfigError
 
 AS_IT_WAS = "resume as that run was, or start a new one from its weights: --cfg-options load_from=CHECKPOINT"
@@ -52,7 +52,7 @@ def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
             )
         batches = place.images // now.per_step
     if batches:
-        loop.dataloader = ContinuedLoader(loader, batches)
+        skip(loader, batches)
     loop._max_iters = loop.iter - batches + (loop.max_epochs - loop.epoch) * len(loader)
 
 
