@@ -8,27 +8,14 @@ import time
 
 import pytest
 import torch
-from conftest import REPO
-from test_tools import OF_DETECTORS, SHRINK, environment, tool
+from commands import run_command
+from conftest import REPO, made_once
+from test_tools import OF_DETECTORS, OF_SEGMENTORS, SHRINK, environment, tool
 
 pytest.importorskip("mmseg")
 from vitdense.mm.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    """A small segmentor, with an average of its weights."""
-    folder = tmp_path_factory.mktemp("processes")
-    shrunk = SHRINK.format(
-        base=str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), root=f"{folder}/shapes/", best="mIoU"
-    )
-    path = folder / "small.py"
-    path.write_text(
-        shrunk + "model.update(data_preprocessor=dict(size=(96, 96)))\ndefault_hooks.update(ema=dict(type='EMAHook'))\n"
-    )
-    return path
 
 
 def torchrun(name, *args, status=0, processes=2):
@@ -41,26 +28,33 @@ def torchrun(name, *args, status=0, processes=2):
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def trained(config):
-    """Work folder of a training of two processes. torchrun is understood without --launcher."""
-    work_dir = config.parent / "two"
-    printed = torchrun("train", config, "--work-dir", work_dir)
+def train_in_two(folder):
+    """A small segmentor, with an average of its weights. torchrun is understood without --launcher."""
+    base, root = str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), f"{folder}/shapes/"
+    shrunk = SHRINK.format(base=base, root=root, best="mIoU")
+    (folder / "small.py").write_text(
+        f"{shrunk}{OF_SEGMENTORS}default_hooks.update(ema=dict(type='EMAHook'), curves=None)\n"
+    )
+    printed = torchrun("train", folder / "small.py", "--work-dir", folder / "two")
     assert ("SyncBN needs GPUs" in printed) == (not torch.cuda.is_available())
     assert len(re.findall(r"Iter\(train\) \[6/6\]", printed)) == 1  # one training, not two
-    return work_dir
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Work folder of a training of two processes, which tests leave as it is."""
+    return made_once(tmp_path_factory, "processes", train_in_two) / "two"
+
+
+@pytest.fixture(scope="module")
+def config(trained):
+    return trained.parent / "small.py"
 
 
 def test_two_processes_evaluate_as_one(config, trained, tmp_path):
-    scores = []
     torchrun("test", trained, "--launcher", "pytorch", "--out", tmp_path / "two.json")
-    subprocess.run(
-        [sys.executable, "tools/test.py", trained, "--out", tmp_path / "one.json"],
-        cwd=REPO,
-        env=environment(),
-        check=True,
-        capture_output=True,
-    )
+    status, printed = run_command(["test", str(trained), "--out", str(tmp_path / "one.json")])
+    assert status == 0, printed
     scores = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
     assert scores[0] == scores[1]
     assert not (REPO / ".dist_test").exists()
