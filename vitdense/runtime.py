@@ -19,6 +19,41 @@ import numpy as np
 KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
 KEYS += ("operating_point",)
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, to stay in a CPU's cache
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and np.isfinite(value)
+
+
+def _are(kind: Callable[[object], bool], value: object, lengths: Sequence[int]) -> bool:
+    return isinstance(value, list) and len(value) in lengths and all(map(kind, value))
+
+
+def _is_resize(value: object) -> bool:
+    is_rule = isinstance(value, dict) and isinstance(value.get("keep_ratio"), bool)
+    return value is None or (is_rule and _are(lambda side: type(side) is int and side > 0, value.get("scale"), [2]))
+
+
+def _is_rule_of_queries(value: object) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    counts = [type(value.get(key)) for key in ("divisor", "things")] == [int, int] and value["divisor"] > 0
+    panoptic, instances = value.get("panoptic", ...), value.get("instances", ...)
+    is_known = isinstance(panoptic, dict) and panoptic.keys() == {"score", "iou", "within"}
+    return counts and (panoptic is None or is_known) and type(instances) in (int, type(None))
+
+
+FITS: Mapping[str, Callable[[Any], bool]] = {  # what the metadata of a program are
+    "mean": lambda value: value is None or _are(_is_number, value, (1, 3)),
+    "std": lambda value: value is None or (_are(_is_number, value, (1, 3)) and min(value) > 0),
+    "channels": lambda value: value in ("RGB", "BGR"),
+    "classes": lambda value: _are(lambda name: isinstance(name, str), value, range(1, 10**6)),
+    "resize": _is_resize,
+    "mask_thr": _is_number,
+    "mask_stride": lambda value: value is None or (_is_number(value) and value > 0),
+    "threshold": lambda value: value is None or (_is_number(value) and 0 < value < 1),
+    "queries": _is_rule_of_queries,
+}
 OFFSET = 1000  # between the panoptic codes of objects, as in mmdet
 SCORE = 0.3  # minimum score of an object, where the model has no operating point
 
@@ -241,7 +276,7 @@ class Program:
         self.of_photos = self._engine.dtype == np.uint8
         point = about.get("operating_point")
         try:
-            self.operating_point = OperatingPoint.of(point, self.names) if point else None
+            self.operating_point = None if point is None else OperatingPoint.of(point, self.names)
         except ValueError as error:
             raise ValueError(f"{path}: operating_point of its metadata: {error}") from error
 
