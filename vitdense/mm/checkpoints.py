@@ -1,8 +1,11 @@
 """Checkpoints of mmengine: loaded without running code in them, and written atomically."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
+import numpy as np
 import torch
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
@@ -20,6 +23,51 @@ PREFIXES = ("", "http://", "https://", "timm://", "hf://", "torchvision://")
 RUN_GLOBALS = run_globals(HistoryBuffer)  # with the log history, which mmengine saves and restores on resume
 
 
+def _is_dict(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_whole(value: object) -> bool:
+    return value is None or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+
+
+def _is_list_of(kind: type) -> Callable[[object], bool]:
+    return lambda value: (
+        value is None or (isinstance(value, (list, tuple)) and all(isinstance(one, kind) for one in value))
+    )
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, str) or _is_list_of(str)(value)
+
+
+def _are_colours(value: object) -> bool:
+    try:
+        colours = np.array([] if value is None else value)
+    except ValueError:  # rows of several lengths
+        return False
+    return not colours.size or (colours.dtype.kind in "iu" and colours.ndim == 2 and colours.shape[1] == 3)
+
+
+# Fields that a checkpoint may have, and what they are; None is of older files.
+FIELDS = {
+    **dict.fromkeys(("meta", "hooks", "ema_state_dict", "meta.dataset_meta"), _is_dict),
+    **dict.fromkeys((f"meta.{key}" for key in ("epoch", "iter", "validated", "seed", "images_per_step")), _is_whole),
+    **dict.fromkeys((f"meta.dataset_meta.{key}" for key in ("classes", "thing_classes", "keypoints")), _are_names),
+    "meta.CLASSES": _are_names,
+    "meta.dataset_meta.category_ids": _is_list_of(int),
+    "meta.dataset_meta.skeleton": _is_list_of((list, tuple)),
+    "meta.dataset_meta.palette": _are_colours,
+}
+# Fields to resume from, none of them absent.
+RESUMED = {
+    **dict.fromkeys(("meta", "message_hub", "optimizer", "state_dict"), _is_dict),
+    **dict.fromkeys((f"message_hub.{key}" for key in ("log_scalars", "runtime_info", "resumed_keys")), _is_dict),
+    **dict.fromkeys(("meta.epoch", "meta.iter"), lambda value: value is not None and _is_whole(value) and value >= 0),
+    "param_schedulers": lambda value: isinstance(value, (dict, list)),
+}
+
+
 def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool = False) -> dict:
     """Read the checkpoint of a run, including its log history.
 
@@ -33,7 +81,7 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
         return read_parts(Path(filename), read_checkpoint(str(rest), map_location, allow_pickle))
     try:
         with naming_option("load_from of the config, CHECKPOINT of a tool, checkpoint of vitdense.load"):
-            return read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
+            saved = read(filename, allow=RUN_GLOBALS, allow_pickle=allow_pickle, map_location=map_location)
     except CheckpointMismatchError as error:
         if "allow_pickle" not in str(error):
             raise
@@ -41,6 +89,34 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
             f"{error}. For the checkpoint of a run (load_from, resume, test, predict) the config sets it by "
             f"default_hooks=dict(exact_load=dict(type='vitdense.ExactLoadHook', allow_pickle=True))"
         ) from error
+    check_fields(saved, filename)
+    if "vitdense_version" in saved.get("meta", {}) and map_location != "meta":  # others may have no checksums
+        check_sums(filename)
+    return saved
+
+
+def check_sums(file: str) -> None:
+    """Raise a CheckpointMismatchError if a checksum in a torch file is wrong: torch does not compare them."""
+    if is_zipfile(file) and (damaged := ZipFile(file).testzip()):
+        raise CheckpointMismatchError(f"{file} is damaged: the checksum of {damaged} is wrong; use an older one")
+
+
+def check_fields(
+    saved: Mapping[str, Any],
+    file: str,
+    fields: Mapping[str, Callable[[object], bool]] = FIELDS,
+) -> None:
+    """Raise a CheckpointMismatchError if a field, or one of `RESUMED` is absent, has another type than is written."""
+    for name, fits in fields.items():
+        *above, key = name.split(".")
+        node = saved
+        for part in above:
+            node = node.get(part, {})
+        if not fits(node[key]) if key in node else fields is RESUMED:
+            got = " ".join(repr(node[key])[:60].split()) if key in node else "absent"
+            raise CheckpointMismatchError(
+                f"{file}: got {name} {got}, which no training writes: the file is damaged; use another checkpoint"
+            )
 
 
 def read_parts(folder: Path, rest: dict[str, Any]) -> dict[str, Any]:

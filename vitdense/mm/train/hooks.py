@@ -1,7 +1,6 @@
 """Hooks: reproducible training steps, exact loading, and the annealing of masked attention."""
 
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import LoadReport, fit_whole
 from vitdense.files import atomic_write
 from vitdense.layers.mask_attention import mask_probability
-from vitdense.mm.checkpoints import install_loader
+from vitdense.mm.checkpoints import RESUMED, check_fields, check_sums, install_loader
 from vitdense.mm.config.diff import OF_RESULTS, OF_TRAINING, log_differences
 from vitdense.mm.data.classes import classes_of, difference, meta_of
 from vitdense.mm.data.seeded import seed_everything
@@ -54,22 +53,27 @@ class ReproducibleHook(Hook):
 
 def check_whole(checkpoint: Mapping, file: str) -> None:
     """Raise a CheckpointMismatchError unless a file has everything to resume from, undamaged and finite."""
-    if absent := [key for key in PARTS_OF_A_RUN if not isinstance(checkpoint.get(key), (dict, list))]:
+    if absent := [key for key in PARTS_OF_A_RUN if checkpoint.get(key) is None]:
         raise CheckpointMismatchError(
             f"resume: {file} has no {', '.join(absent)}, without which a run does not go on; start a new one from its "
             f"weights: --cfg-options load_from={file}"
         )
-    if zipfile.is_zipfile(file) and (damaged := zipfile.ZipFile(file).testzip()):  # torch does not compare checksums
-        raise CheckpointMismatchError(
-            f"resume: {file} is damaged: the checksum of {damaged} is wrong; use an older one"
-        )
+    check_sums(file)
+    check_fields(checkpoint, file, RESUMED)
     states = checkpoint["optimizer"].get("state", {})
-    values = ((i, x) for i, state in states.items() for x in state.values() if isinstance(x, torch.Tensor))
-    if wrong := list(dict.fromkeys(i for i, x in values if not x.isfinite().all())):
+    rows = states.items() if isinstance(states, dict) else [("state", None)]
+    if wrong := [i for i, state in rows if not isinstance(state, dict) or not all(map(_is_finite, state.values()))]:
         raise CheckpointMismatchError(
             f"resume: the state of the optimizer in {file} is not finite, for parameters {join_some(wrong)}; use an "
             f"older checkpoint"
         )
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a value of a state is finite numbers."""
+    return value is None or (
+        isinstance(value, (torch.Tensor, int, float)) and bool(torch.as_tensor(value).isfinite().all())
+    )
 
 
 def _check_length(loop: BaseLoop, checkpoint: dict) -> None:

@@ -1,5 +1,6 @@
 """What a training resumes from: its steps, its weights, its place in the data."""
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,8 @@ from mmengine.dist import get_world_size
 from mmengine.hooks import EMAHook
 from mmengine.optim import OptimWrapper
 from mmengine.runner import EpochBasedTrainLoop
+from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils.data import BatchSampler
 
 from vitdense.mm.config.diff import read_saved
@@ -40,7 +43,7 @@ def go_on(loop: EpochBasedTrainLoop, saved: Mapping[str, int] | None) -> None:
     a dict, or None for files of mmengine's runner, from the end of an epoch; the loop has the epoch and the iteration.
     """
     loader, now = loop.dataloader, place_in(loop, 0)
-    place = Place(**saved) if saved else now
+    place = Place(*(saved[key] for key in Place._fields)) if saved else now
     batches = place.batches
     if batches and place.of != now.of:
         raise _within(f"got a data set of {now.of} images, expected the {place.of} of that run")
@@ -68,7 +71,10 @@ def check_steps(runner: Any, checkpoint: Mapping) -> None:
     saved, now = checkpoint.get("optimizer"), runner.optim_wrapper
     if not isinstance(saved, Mapping) or not isinstance(now, OptimWrapper):
         return  # `check_whole` reports a missing optimizer; a project may have several
-    groups = saved["param_groups"], now.optimizer.state_dict()["param_groups"]
+    groups = saved.get("param_groups"), now.optimizer.state_dict()["param_groups"]
+    form = [{"lr": 0.1, "params": []}]
+    if not isinstance(groups[0], list) or any(unlike([group], form, "") for group in groups[0]):
+        raise _damaged(f"param_groups {groups[0]}")
     sizes = [[len(group["params"]) for group in of_run] for of_run in groups]
     kinds = [_optimizer(config) for config in (read_saved(checkpoint) or {}, runner.cfg.to_dict())]
     had, got = ("with" if has else "without" for has in ("loss_scaler" in saved, hasattr(now, "loss_scaler")))
@@ -82,8 +88,57 @@ def check_steps(runner: Any, checkpoint: Mapping) -> None:
     elif schedules != [step.keys() for step in checkpoint.get("param_schedulers") or ()]:
         fault = "param_scheduler has other schedules than the run of the checkpoint"
     else:
+        steps = [step.state_dict() for step in runner.param_schedulers or ()]
+        found = unlike(groups[0], groups[1], "param_groups")
+        found = found or unlike(checkpoint.get("param_schedulers") or [], steps, "param_schedulers")
+        if found := found or _unlike_state(saved, now.optimizer):
+            raise _damaged(found)
         return
     raise ConfigError(f"resume: {fault}; {AS_IT_WAS}")
+
+
+def _damaged(what: str) -> ConfigError:
+    return ConfigError(f"resume: the checkpoint has {what[:80]}, which no training writes; use an older one")
+
+
+def unlike(saved: object, now: object, where: str) -> str | None:
+    """The first place where a saved state has another form than the state now, and what it has; None without one.
+
+    Lists of parameters may have other lengths.
+    """
+    if now is None or isinstance(now, bool):
+        return None
+    if isinstance(now, dict) and isinstance(saved, dict):
+        pairs = [(key, saved.get(key), value) for key, value in now.items() if key in saved or key in ("lr", "params")]
+    elif isinstance(now, (list, tuple)) and isinstance(saved, (list, tuple)):
+        pairs = [(key, *values) for key, values in enumerate(zip(saved, now))]
+        if len(saved) != len(now) and now and not where.endswith(".params"):
+            return f"{where} of {len(saved)} values"
+    else:
+        is_number = _is_number(saved) if _is_number(now) else isinstance(saved, type(now))
+        return None if is_number else f"{where} {saved!r}"
+    return next(filter(None, (unlike(a, b, f"{where}.{key}") for key, a, b in pairs)), None)
+
+
+def _is_number(value: object) -> bool:
+    is_scalar = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
+    return is_scalar and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _unlike_state(saved: Mapping, optimizer: Optimizer) -> str | None:
+    """The first tensor of an optimizer's saved state that does not fit its parameter, and its shape."""
+    for of_run, group in zip(saved["param_groups"], optimizer.param_groups):
+        states = [saved.get("state", {}).get(i) or {} for i in of_run["params"]]
+        names = next(filter(None, (state.keys() for state in states)), set())
+        for i, state, parameter in zip(of_run["params"], states, group["params"]):
+            if state and state.keys() != names:
+                return f"the state {[*state]} of parameter {i}"
+            for name, x in state.items():
+                fits = not isinstance(x, Tensor) or x.numel() == 1
+                fits = fits or (x.ndim == parameter.ndim and x.is_complex() == parameter.is_complex())
+                if not fits or (name.startswith("exp_avg") and x.shape != parameter.shape):
+                    return f"{name} {tuple(x.shape)} of parameter {i}"
+    return None
 
 
 def _optimizer(config: Mapping) -> str | None:
