@@ -118,10 +118,13 @@ def tap(trunks: Sequence["Backbone"], unrolled: list) -> list[tuple]:
 
 
 def check_image(x: Tensor, model: "Backbone") -> Tensor:
-    """`x`, if it is a batch of images with the channels and the dtype of a model; else a ValueError."""
+    """`x`, if it is a floating-point batch of images with a model's channels; else a ValueError.
+
+    float64 is for weights in float64 alone; other types may be cast by autocast or FSDP.
+    """
     channels, dtype = model.in_channels, next(model.parameters()).dtype
     fits = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] == channels and x.is_floating_point()
-    if not fits or not (x.dtype == dtype or torch.is_autocast_enabled(x.device.type)):
+    if not fits or (x.dtype == torch.float64) != (dtype == torch.float64):
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(
             f"image: got {got}, expected {dtype} [B, {channels}, H, W], normalised by mean and std of model.cfg; the "
