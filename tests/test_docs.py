@@ -216,7 +216,7 @@ def test_swap_prints_what_the_page_shows(tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     Path("my_config.py").write_text('_base_ = "mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py"')
-    command, shown = list(blocks(REPO / "docs/mm.md"))[:2]
+    command, shown = list(blocks(REPO / "docs/extensions/swap.md"))[:2]
     assert main(shlex.split(command.text)[1:]) == 0
     assert capsys.readouterr().out.split() == shown.text.split()
 
