@@ -78,6 +78,7 @@ def test_a_comma_too_much_in_a_weight_of_a_loss_is_named():
         ("CopyPaste", "cascade_swin_nano_shapes", None),
         ("vitdense.Mosaic", "cascade_swin_nano_shapes", None),
         ("Mosaic", "cascade_rcnn_swin_nano_shapes", None),
+        ("vitdense.Mosaic", "eomt_nano_shapes", "leave it out"),
     ],
 )
 def test_steps_that_mix_boxes_alone_are_named(kind, name, fix):

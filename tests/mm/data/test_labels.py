@@ -121,7 +121,10 @@ PANOPTIC = {
     "checks": (RIGHT, f"{DATA}/test_kinds.py::test_panoptic"),
     "pictures of check": (RIGHT, f"{HERE}::test_pictures_of_segments"),
     "flips": FLIPS,
-    "crops, mosaics, pasted objects": (RIGHT, f"{HERE}::test_crops_of_segments"),
+    "crops, mosaics, pasted objects": (
+        *(RIGHT, f"{HERE}::test_crops_of_segments"),
+        "tests/mm/checks/test_values.py::test_steps_that_mix_boxes_alone_are_named",
+    ),
     "joined data": (RIGHT, f"{DATA}/test_panoptic.py::test_joined_panoptic_data_with_other_classes_match_by_name"),
     "new": (RIGHT, f"{DATA}/test_panoptic.py::test_new_panoptic_with_classes_that_the_base_does_not_have"),
     "tiles in predict": (REFUSED, "got a panoptic model", f"{HERE}::test_segments_in_tiles"),

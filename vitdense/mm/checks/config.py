@@ -54,20 +54,20 @@ def types(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def mixing(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
-    """Steps that mix several images mix their masks and keypoints too, if these are loaded."""
+    """Steps that mix several images mix their masks, keypoints and label maps too, if these are loaded."""
     loader = cfg.get("train_dataloader") if "train" in splits else None
     pipelines = [part.get("pipeline") for part in nodes(loader.dataset)] if loader else []
     steps = [step for step in nodes(pipelines) if "type" in step]  # a data set is looked for in all frameworks
-    has_points = any(type_name(step) in seam_loaders() for step in steps)
+    has_maps = any(step.get("with_seg", type_name(step) == "LoadPanopticAnnotations") for step in steps)
+    lost = "label maps" if has_maps else "keypoints" if {*map(type_name, steps)} & {*seam_loaders()} else ""
     has_masks = any(step.get("with_mask") for step in steps)
     for step in steps:
         kind = find_class(TRANSFORMS, step["type"], cfg)
         if not any("get_indexes" in vars(base) for base in getattr(kind, "__mro__", ())):
             continue
-        without_masks = kind.__module__.startswith("mmdet.") and kind.__name__ != "CopyPaste"
-        if has_points or (has_masks and without_masks):
-            what = f"{step['type']} mixes boxes of images, and not their {'keypoints' if has_points else 'masks'}"
-            fix = "leave it out" if has_points else "set type='vitdense.Mosaic', which mixes masks, or leave it out"
+        if lost or (has_masks and kind.__module__.startswith("mmdet.") and kind.__name__ != "CopyPaste"):
+            what = f"{step['type']} mixes boxes of images, and not their {lost or 'masks'}"
+            fix = "leave it out" if lost else "set type='vitdense.Mosaic', which mixes masks, or leave it out"
             yield Fault(what, "train_dataloader", fix=fix)
 
 
