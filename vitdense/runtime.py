@@ -22,7 +22,7 @@ BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, to sta
 
 
 def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and np.isfinite(value)
+    return type(value) in (int, float) and abs(value) < 1e9
 
 
 def _are(kind: Callable[[object], bool], value: object, lengths: Sequence[int]) -> bool:
@@ -265,6 +265,11 @@ class Program:
             about = self.about = {key: json.loads(text) for key, text in given.items() if text is not None}
         except ValueError as error:
             raise ValueError(f"{path}: its metadata are no JSON ({error}); export the model again") from error
+        wrong = [f"{key} {value!r}"[:60] for key, value in about.items() if key in FITS and not FITS[key](value)]
+        if (about.get("mean") is None) != (about.get("std") is None):
+            wrong.append("one of mean and std")
+        if wrong:
+            raise ValueError(f"{path}: got metadata {', '.join(wrong)}, which no export writes; export the model again")
         if not forms or not {"mean", "std", "channels", "classes", "resize", FORMS[forms[0]]} <= about.keys():
             raise ValueError(
                 f"{path}: got outputs {outputs[:9]} and metadata {sorted(about)}, expected a file of vitdense export "
