@@ -22,8 +22,11 @@ def read_scalars(work_dir: str | Path) -> list[dict]:
     for file in sorted(Path(work_dir).glob(SCALARS)):
         records, last = [], 0
         for line in read_text(file).split("\n")[:-1]:  # after a kill the last line may be incomplete
-            record = json.loads(line)
-            last = record.get("iter", max(record["step"], last))
+            try:
+                record = json.loads(line)
+                last = record.get("iter", max(record["step"], last))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise ConfigError(f"{file}: got the line {line[:60]!r}, expected a record of a training") from error
             records.append({**record, "iteration": last})
         if trained := [record["iter"] for record in records if "iter" in record]:
             joined = [record for record in joined if record["iteration"] < min(trained)] + records
