@@ -250,7 +250,8 @@ def saved(tmp_path):
 
     def write(**changes):
         optimizer = {"state": {0: {"exp_avg": torch.ones(500)}}, "param_groups": []}
-        content = {"meta": {}, "message_hub": {}, "optimizer": optimizer, "param_schedulers": [], "state_dict": {}}
+        content = {"meta": {"epoch": 0, "iter": 1}, "optimizer": optimizer, "param_schedulers": [], "state_dict": {}}
+        content["message_hub"] = {"log_scalars": {}, "runtime_info": {}, "resumed_keys": {}}
         content = {key: value for key, value in (content | changes).items() if value is not None}
         torch.save(content, tmp_path / "saved.pth")
         return content, str(tmp_path / "saved.pth")
