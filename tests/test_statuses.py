@@ -43,6 +43,14 @@ STATUSES = {
 ROWS = [(name, status) for name in (*COMMANDS, *seams.commands(), "doctor") for status in STATUSES.get(name, ())]
 
 
+@pytest.fixture(autouse=True)
+def _hears_ctrl_c():
+    """Ctrl-C as in a terminal: processes in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def test_every_command_has_a_row():
     assert {*COMMANDS, *seams.commands()} - {name for name, _ in ROWS} == {"demo"}
 
