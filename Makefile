@@ -53,7 +53,7 @@ RUN_losses = UPDATE=$(UPDATE) $(PYTEST) -n 0 -m slow tests/mm/train/test_stored_
 # Whole trainings of three nano recipes against bands of AP and mIoU: an hour.
 RUN_bands = $(PYTEST) -m slow tests/mm/train/test_bands.py
 # Damaged annotations, checkpoints and odd options, EXAMPLES=1000 of each.
-RUN_faults = EXAMPLES=$(EXAMPLES) $(PYTEST) -m slow tests/faults
+RUN_faults = EXAMPLES=$(EXAMPLES) $(PYTEST) -m 'slow or long' tests/faults
 # What a GPU proves: all backbones, the nano recipes; and two: NCCL, SyncBN, shards.
 RUN_gpus = $(BIN)/python -m pytest tests/models/test_on_gpu.py tests/mm/test_recipes_on_gpu.py && \
     $(BIN)/python -m pytest -m 'not docs' tests/tools/test_gpus.py tests/tools/test_processes.py

@@ -47,9 +47,11 @@ def test_pickle_with_code_is_refused(tmp_path, installed):
 def test_load_checkpoint_keeps_module_versions_and_map_location(tmp_path, installed):
     source, target = torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)
     torch.nn.init.normal_(source.weight)
-    torch.save({"state_dict": source.state_dict(), "meta": {"seed": np.int64(3)}}, tmp_path / "a.pth")
+    meta = {"seed": np.int64(3), "config": "raise SystemExit('ran')"}  # the last is text that mmengine would run
+    torch.save({"state_dict": source.state_dict(), "meta": meta}, tmp_path / "a.pth")
     saved = load_checkpoint(target, str(tmp_path / "a.pth"), map_location="cpu", strict=True)
     assert torch.equal(target.weight, source.weight)
+    assert saved["meta"] == {"seed": 3}
     assert saved["state_dict"]._metadata == source.state_dict()._metadata  # versions of modules
     save_file(source.state_dict(), tmp_path / "a.safetensors")
     load_checkpoint(torch.nn.BatchNorm2d(2), str(tmp_path / "a.safetensors"), strict=True)

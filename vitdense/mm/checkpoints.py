@@ -144,7 +144,9 @@ def install_loader(allow_pickle: bool = False) -> None:
     """
 
     def load_from_vitdense(filename: str, map_location: Any = None) -> dict:  # mmengine logs the name
-        return read_checkpoint(filename, map_location, allow_pickle)
+        checkpoint = read_checkpoint(filename, map_location, allow_pickle)
+        checkpoint.get("meta", {}).pop("config", None)  # of mmcv 1; mmengine runs its text as Python to resume
+        return checkpoint
 
     CheckpointLoader.register_scheme(PREFIXES, load_from_vitdense, force=True)
 
