@@ -112,12 +112,3 @@ def test_gallery_names_the_needs_of_a_picture(tmp_path, monkeypatch, capsys):
         gallery.main()
     assert "work_dirs/cascade_swin_nano_shapes" in capsys.readouterr().err
     assert list(tmp_path.glob("*.png")) == []
-
-
-def test_picture_of_published_results_has_all_points(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(gallery, "save", lambda figure, path: figures.append(figure))
-    gallery.ap_flops(tmp_path / "ap.png")
-    (axes,) = figures[0].axes
-    points = {tuple(line.get_xydata()[0]) for line in axes.lines if line.get_marker() != "None"}
-    assert points == {(row.gmacs, row.box_ap) for row in gallery.published()}

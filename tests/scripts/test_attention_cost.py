@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention_cost import attention_costs, plot_attention
+from attention_cost import attention_costs
 from timing import peak_memory
 from vitdense import ViT
 from vitdense.layers.attention import attend
@@ -81,9 +80,3 @@ def test_measured_memory_equals_the_formula():
     assert slope(sides, peaks["fused"]) < 2.1  # there is a buffer too, of one size
     assert peaks["fused"][-1] < 0.02 * peaks["explicit"][-1]
     assert slope(sides, peaks["windows"]) == pytest.approx(2, abs=0.1)
-
-
-def test_curves_are_drawn(tmp_path):
-    plot_attention(attention_costs("deit_tiny", [(64, 64), (128, 128)], [1, 16]), tmp_path / "pictures/curves.png")
-    with Image.open(tmp_path / "pictures/curves.png") as image:
-        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10

@@ -1,7 +1,4 @@
-import pytest
-import torch
-
-from timing import alternate, median_ratio, peak_memory
+from timing import alternate, median_ratio
 
 
 def test_alternate_runs_each_function_once_per_round():
@@ -10,13 +7,3 @@ def test_alternate_runs_each_function_once_per_round():
     assert calls == ["a", "b"] * 4
     assert {name: len(s) for name, s in seconds.items()} == {"a": 3, "b": 3}
     assert median_ratio({"a": [1.0, 2.0, 4.0], "b": [2.0, 2.0, 4.0]}, "a", "b") == 1.0
-
-
-def test_peak_memory_of_live_tensors():
-    def function():
-        a = torch.ones(1000, 1000)  # 4 MB
-        del a
-        b = torch.ones(1000, 1000)
-        return b + b  # 8 MB alive
-
-    assert peak_memory(function, "cpu") == pytest.approx(8e6, rel=0.01)

@@ -63,14 +63,6 @@ def test_counts_of_a_recipe():
     assert zoo.count_recipe(recipe) == shown_recipe(recipe)
 
 
-def test_a_page_without_a_table_for_a_heading_is_refused():
-    page = "# Zoo\n\n## Swin\n\nText.\n\n| old |\n|---|\n| 1 |\n\n## NAT\n\nText.\n"
-    assert zoo.filled(page, {"Swin": "| new |\n"}) == "# Zoo\n\n## Swin\n\nText.\n\n| new |\n\n## NAT\n\nText.\n"
-    for heading in ("NAT", "Text", "Swi"):
-        with pytest.raises(ValueError, match=heading):
-            zoo.filled(page, {heading: "| new |\n"})
-
-
 @needs_research
 def test_every_recipe_is_in_the_metafile():
     found = [path for path in CONFIGS if path.stem.rpartition("_")[2] in zoo.SHAPES]

@@ -3,16 +3,14 @@
 import json
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
 from conftest import REPO, needs_research
 
 import benchmark
-import counting
 import measuring
-from cost import DEVICES, Cost, Device
+from cost import DEVICES
 from vitdense.families import find_model
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
@@ -108,21 +106,6 @@ def test_counts_of_both_models_without_drop_path(monkeypatch, capsys):
         assert sum(kernel["calls"] for kernel in row["top"]) == row["kernels"]
         assert [kernel["bytes"] for kernel in row["top"]] == sorted((k["bytes"] for k in row["top"]), reverse=True)
         assert "aten.bernoulli_" not in [kernel["name"] for kernel in row["top"]]
-
-
-def test_a_model_that_cannot_run_in_bfloat16_has_no_counts():
-    class Masked(torch.nn.Linear):
-        def forward(self, x):
-            return [super().forward(x[..., :4]).float() @ self.weight]
-
-    model = Masked(4, 4)
-    rows = counting.count_rows({"masked": (model, partial(model))}, (1, 3, 4, 4))
-    assert [isinstance(row.cost, Cost) for row in rows] == [True, True, False, False]
-    device = Device(1e9, 1e6, "here")
-    assert "bfloat16" in counting.as_json(rows[2], device, 1)["error"]
-    assert "does not run" in counting.table(rows, device).splitlines()[-1]
-    with pytest.raises(RuntimeError):  # no reason to fail in float32
-        counting.count_rows({"narrow": (model, partial(model))}, (1, 3, 4, 3))
 
 
 @pytest.mark.parametrize(
