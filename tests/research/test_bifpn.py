@@ -50,13 +50,6 @@ def test_fusion_starts_as_a_mean_and_ignores_negative_weights():
     assert not fuse(x, y).any()
 
 
-def test_every_parameter_gets_a_gradient():
-    neck = BiFPN([8, 16, 32], out_channels=32)
-    outs = neck([torch.randn(2, width, size, size) for width, size in ((8, 16), (16, 8), (32, 4))])
-    sum(out.square().mean() + out.sum() * 0.1 for out in outs).backward()
-    assert all(p.grad.isfinite().all() and p.grad.any() for p in neck.parameters())
-
-
 def test_maps_that_do_not_fit_are_an_error():
     neck = BiFPN([8, 16], out_channels=32)
     for widths in ((8,), (8, 8), (8, 16, 16)):

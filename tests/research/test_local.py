@@ -70,26 +70,16 @@ def definition(q, k, v, kernel, border, position, scale):
     return out.flatten(3)
 
 
-@pytest.mark.parametrize("size", [(9, 17), (3, 4), (1, 8)])
-@pytest.mark.parametrize("kernel", [3, 7])
+SIZES = [*itertools.product([(9, 17), (3, 4), (1, 8)], [3, 7]), ((26, 29), 3), ((25, 3), 19), ((3, 41), 17)]
+
+
+@pytest.mark.parametrize(("size", "kernel"), SIZES)
 @every_border
 @every_position
 def test_tiles_are_the_definition(size, kernel, border, position):
-    """On several tiles, on a map smaller than the kernel, and on a row of whole tiles."""
+    """On several tiles, a map smaller than the kernel, a row of whole tiles; with inner tiles, and where tiles next to
+    those at the border are concerned by it too."""
     q, k, v, position = inputs(1, *size, kernel, border, position)
-    got = attend_local(q, k, v, kernel, border, position, SCALE)
-    torch.testing.assert_close(got, definition(q, k, v, kernel, border, position, SCALE), rtol=1e-10, atol=1e-10)
-
-
-@pytest.mark.parametrize(("size", "kernel"), [((26, 29), 3), ((25, 3), 19), ((3, 41), 17)])
-@every_border
-@every_position
-def test_tiles_are_the_definition_on_maps_with_inner_tiles(size, kernel, border, position):
-    """And where tiles next to those at the border are concerned by it too."""
-    q, k, v, position = inputs(1, *size, kernel, border, position)
-    q, k, v = (x[:, :, :, :1] for x in (q, k, v))
-    if position is not None:
-        position = tuple(x[:1] for x in position) if isinstance(position, tuple) else position[:1]
     got = attend_local(q, k, v, kernel, border, position, SCALE)
     torch.testing.assert_close(got, definition(q, k, v, kernel, border, position, SCALE), rtol=1e-10, atol=1e-10)
 
@@ -215,11 +205,6 @@ def test_what_is_kept_is_of_an_axis(border, position):
         layout_of(2 * side, 2 * side, 7, border, joint)
     assert kept < kept_bytes() <= 3 * kept + 1000
     assert kept < sum(sides) * 2 * 16 * (14 if joint else 140)
-
-
-@pytest.mark.parametrize(("size", "side"), [((14, 14), 7), ((200, 336), 8), ((49, 49), 7), ((7, 7), 7)])
-def test_tiles_have_the_side_that_copies_the_fewest_keys(size, side):
-    assert local._side(*size, kernel=7) == side
 
 
 def test_module_projects_and_attends():

@@ -267,6 +267,17 @@ def test_golden_detections(golden, monkeypatch, case, changes, rescale):
         torch.testing.assert_close(found.scores, want["scores"][match], rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("size", "stride"),
+    [((4, 4), 8), ((31, 31), 8), ((32, 32), 8), ((63, 63), 8), ((64, 64), 16), ((16, 257), 16), ((2000, 1900), 128)],
+)
+def test_level_of_a_box_follows_its_size(size, stride):
+    _, points, _ = make_head()._points(maps(2048, 2048, batch=1))
+    box = torch.tensor([[10.0, 20.0, 10.0 + size[0], 20.0 + size[1]]])
+    assigned = assign_init(points, torch.ones(len(points), dtype=torch.bool), box)
+    assert points[assigned == 1, 2].tolist() == [stride]
+
+
 # ---- traps: details that are easy to get wrong ----
 
 
