@@ -12,7 +12,7 @@ from torch import nn
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
-from vitdense.families import DEFAULTS, FOLDERS, HALF, MODELS, Model, find_model, near_names, row_of
+from vitdense.families import DEFAULTS, FOLDERS, HALF, MODELS, Model, find_model, row_of
 from vitdense.hub import create, list_models
 from vitdense.mm.config.query import expected_preprocessor, row_of_weights
 
@@ -165,12 +165,6 @@ def test_options_override_the_row():
 def test_what_cannot_be_created_is_refused(name, options, error, named):
     with pytest.raises(error, match=named):
         create(name, **options)
-
-
-def test_a_suggested_name_appears_once():
-    near = near_names("swin_t")
-    assert "swin_tiny" in near
-    assert len(set(near)) == len(near)
 
 
 def test_weights_of_another_model_are_refused(tmp_path):

@@ -209,12 +209,3 @@ def test_plugin_of_mms_resnets_is_the_identity_after_their_initialisation(scope,
         assert all(torch.equal(a, b) for a, b in zip(model(x), plain(x), strict=True))
     for block in blocks:
         assert block.theta.weight.std().item() == pytest.approx(0.01, rel=0.3)
-
-
-def test_plugin_is_frozen_with_its_stage():
-    model = resnet_of_mm("mmdet", "ResNet", "NonLocal")
-    model.frozen_stages = 3
-    model.train()
-    block = next(m for m in model.modules() if isinstance(m, NonLocal))
-    assert not any(p.requires_grad for p in block.parameters())
-    assert not block.norm.training
