@@ -3,7 +3,7 @@
 import pytest
 
 from vitdense.mm.checks import findings
-from vitdense.mm.checks.config import mixing
+from vitdense.mm.checks.config import mixing, types
 from vitdense.mm.checks.model import build
 from vitdense.mm.checks.schedule import monitors, schedule, warm_up
 from vitdense.mm.config.build import build_model
@@ -23,6 +23,7 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
     [
         ("optim_wrapper.clip_grad.max_norm", 0),
         ("optim_wrapper.clip_grad.max_norm", float("nan")),
+        ("model.neck.type", "FPM"),
         ("optim_wrapper.optimizer.lr", float("inf")),
         ("optim_wrapper.optimizer.lr", "fast"),
         ("optim_wrapper.optimizer.lr", (1e-4,)),
@@ -44,6 +45,7 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
         ("train_dataloader.batch_size", 0),
         ("default_hooks.checkpoint.by_epoch", True),
         ("default_hooks.checkpoint.type", "CheckpointHookk"),
+        ("default_hooks.timer.type", "Timer"),
         ("optim_wrapper.optimizer.type", "AdamWW"),
         ("val_evaluator.type", "CocoMetrik"),
         ("val_dataloader.dataset.pipeline.1.type", "Resiz"),
@@ -56,6 +58,18 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
 def test_a_wrong_value_is_one_error_that_names_it(key, value):
     found = errors({key: value})
     assert any(key.removesuffix(".type") in line for line in found), found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [("model.roi_head.num_stages", "three", "model: "), ("param_scheduler.0.gamma2", 1, "param_scheduler.0: ")],
+)
+def test_what_cannot_be_built_is_an_error(key, value, named):
+    cfg = load_config("cascade_swin_nano_shapes")
+    cfg.merge_from_dict({key: value})
+    (error,) = [*types(cfg, ("train",)), *build(cfg, ("train",))]
+    assert str(error).startswith(named)
 
 
 def test_an_unknown_argument_of_a_backbone_is_named_with_its_key():

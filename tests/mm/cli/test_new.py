@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mmengine.config import Config
-from mmengine.registry import DATASETS, init_default_scope
 from PIL import Image
 
 from vitdense.__main__ import main
@@ -42,13 +41,13 @@ def _folder(tmp_path, monkeypatch, request):
 def boxes():
     """Writes a data set in COCO format in the working folder."""
 
-    def write(size=(96, 64), names=("red fox", "owl"), masks=True, val_names=None):
-        for split, classes in (("train", names), ("val", val_names or names)):
+    def write(size=(96, 64), names=("red fox", "owl"), masks=True):
+        for split in ("train", "val"):
             Path("pictures", split).mkdir(parents=True, exist_ok=True)
             images = [{"id": i, "file_name": f"{split}/{i}.jpg", "width": size[0], "height": size[1]} for i in (3, 7)]
             for image in images:
                 Image.new("RGB", size).save(Path("pictures", image["file_name"]))
-            categories = [{"id": 5 * i + 2, "name": name} for i, name in enumerate(classes)]
+            categories = [{"id": 5 * i + 2, "name": name} for i, name in enumerate(names)]
             annotations = [
                 {"id": i, "image_id": 3, "category_id": category["id"], "bbox": [1, 2, 30, 30], "area": 900}
                 | ({"segmentation": [[1, 2, 31, 2, 31, 32]]} if masks else {})
@@ -255,21 +254,6 @@ def test_options_that_do_not_fit_are_named(boxes, repo, capsys, args, names):
     assert not Path("mine.py").exists()
     assert run(*DETECTION, "mine") == 2
     assert ".py" in capsys.readouterr().err
-
-
-def test_categories_of_the_validation(boxes, capsys):
-    """Classes in another order are read by name; other classes are found by the check of the written config."""
-    boxes(val_names=("owl", "red fox"))
-    cfg = made(*DETECTION)
-    init_default_scope("mmdet")
-    dataset = DATASETS.build({**cfg.val_dataloader.dataset, "pipeline": []})
-    truth = {one["id"]: one["name"] for one in json.loads(Path("val.json").read_text())["categories"]}
-    of_ids = {cat: dataset.metainfo["classes"][label] for cat, label in dataset.cat2label.items()}
-    assert dataset.metainfo["classes"] == ("red fox", "owl")
-    assert of_ids == truth == {2: "owl", 7: "red fox"}
-    boxes(val_names=("bear", "wolf"))
-    assert run(*DETECTION, "--force", "mine.py") == 2
-    assert "bear, wolf" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("option", "number"), [("--images", 2), ("--val-images", 1)])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from mmdet.structures import INSTANCE_OFFSET
-from mmengine.config import ConfigDict
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import DATASETS, METRICS, init_default_scope
 from PIL import Image
 
@@ -48,7 +48,11 @@ def photo(seed: int, size: tuple[int, int] = (W, H), form: str = "JPEG", turned:
     return encoded(pixels, form, exif=exif)
 
 
-PHOTOS = {f"{split}/{i}.jpg": photo(10 * len(split) + i) for split, n in SPLITS.items() for i in range(n)}
+def photos(splits: dict[str, int]) -> dict[str, bytes]:
+    return {f"{split}/{i}.jpg": photo(10 * len(split) + i) for split, n in splits.items() for i in range(n)}
+
+
+PHOTOS = photos(SPLITS)
 
 
 def square(x: float, y: float, w: float, h: float) -> list[list[float]]:
@@ -61,18 +65,25 @@ class Data:
     def __init__(self) -> None:
         self.files, self.options, self.dataset = dict(PHOTOS), [], {}
 
+    def write(self, folder: Path) -> None:
+        for name, content in self.contents.items():
+            if content is not None:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+
 
 class Coco(Data):
     """Two objects of two classes in every image."""
 
     format = "coco"
 
-    def __init__(self) -> None:
+    def __init__(self, splits: dict[str, int] = SPLITS) -> None:
         super().__init__()
-        self.train, self.val = (self.content(split) for split in SPLITS)
+        self.files = photos(splits)
+        self.train, self.val = (self.content(split, number) for split, number in splits.items())
 
-    def content(self, split: str) -> dict:
-        images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": W, "height": H} for i in range(SPLITS[split])]
+    def content(self, split: str, number: int) -> dict:
+        images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": W, "height": H} for i in range(number)]
         boxes = [[10, 10, 20, 20], [40, 20, 30, 24]]
         annotations = [
             dict(id=2 * image["id"] + k, image_id=image["id"], category_id=k + 1, iscrowd=0, bbox=box)
@@ -102,8 +113,8 @@ class Panoptic(Coco):
 
     format = "panoptic"
 
-    def content(self, split: str) -> dict:
-        content = super().content(split)
+    def content(self, split: str, number: int) -> dict:
+        content = super().content(split, number)
         names = enumerate(("cat", "dog", "sky"), 1)
         content["categories"] = [{"id": 10 * i, "name": name, "isthing": int(i < 3)} for i, name in names]
         content["annotations"] = []
@@ -240,6 +251,24 @@ class VocFolder(Voc):
         return {}
 
 
+def config_of(data: Data, folder: Path, splits: tuple[str, ...] = tuple(SPLITS)) -> Config:
+    """The data, written, in a config whose model cannot be built."""
+    data.write(folder)
+    found = {"default_scope": "mmdet", "model": {"type": "MaskRCNN"}, "train_cfg": {"max_epochs": 1}}
+    found |= {"optim_wrapper": {}, "param_scheduler": None}
+    load = {"type": "LoadAnnotations", "with_mask": True}
+    if data.format == "maps":
+        found |= {"default_scope": "mmseg", "model": {"type": "EncoderDecoder", "decode_head": {"num_classes": 3}}}
+        del load["with_mask"]
+    else:
+        data.dataset["metainfo"] = {"classes": [category["name"] for category in data.train["categories"]]}
+    for split in splits:
+        dataset = {**data.configs()[split], **data.dataset, "data_root": str(folder)}
+        dataset["pipeline"] = [{"type": "LoadImageFromFile"}, dict(load)]
+        found[f"{split}_dataloader"] = {"dataset": dataset}
+    return Config(found | ({"val_cfg": {}, "val_evaluator": {}} if "val" in splits else {}))
+
+
 class Said(SimpleNamespace):
     """Texts of `errors` and `warnings` of a tool."""
 
@@ -263,10 +292,7 @@ class Tools:
         monkeypatch.setenv("TORCH_HOME", str(folder / "cache"))
         monkeypatch.setattr(checks, "CHECKS", DATA_CHECKS)
         monkeypatch.setattr(dry_step, "find", lambda *_: ())
-        for name, content in data.contents.items():
-            if content is not None:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(content)
+        data.write(folder)
         self.configs, self.asked = {s: one | data.dataset for s, one in data.configs().items()}, None
         self.has_truth = any(getattr(data, "val", {}).get("annotations") or ()) or not isinstance(data, Coco)
         if hasattr(data, "command"):
