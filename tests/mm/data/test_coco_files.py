@@ -7,8 +7,6 @@ import pytest
 import torch
 
 pytest.importorskip("mmdet")
-from vitdense.mm.checks import data, sets
-from vitdense.mm.config.load import load_config
 from vitdense.mm.data import coco, detection, kept
 from vitdense.mm.data.coco import examine, overview, read_coco, used
 from vitdense.mm.errors import ConfigError
@@ -61,15 +59,6 @@ def test_images_that_are_used_for_training():
     assert used(found, ["cat"], {"min_size": 32}) == 0
 
 
-LOAD = {"type": "LoadAnnotations", "with_mask": True}
-
-
-@pytest.mark.parametrize("pipeline", [[LOAD], [{"type": "RandomChoice", "transforms": [[LOAD]]}]])
-def test_missing_masks_name_the_way_out_if_the_pipeline_loads_them(at_the_start, pipeline):
-    assert "--boxes" in str(*at_the_start(pipeline, segmentation=[]))
-    assert not at_the_start([{**LOAD, "with_mask": False}], segmentation=[])
-
-
 NAMES = ("a", "b", "c")
 CATEGORIES = json.dumps([{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}])
 OTHERS = '"images": [{"id": 1, "license": {"id": 9, "name": "x"}}], "annotations": []'
@@ -95,29 +84,6 @@ def test_overview_of_a_file(text, write, monkeypatch):
     else:
         with pytest.raises(ConfigError, match=r"some\.json"):
             overview(path)
-
-
-@pytest.fixture
-def at_the_start(repo, tmp_path, monkeypatch):
-    """Faults at the start of a training with these changes of an annotation."""
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-
-    def find(pipeline=None, **changes):
-        for folder in ("annotations", "train2017"):
-            (tmp_path / folder).mkdir(exist_ok=True)
-        text = json.dumps(content(**{"segmentation": [[1, 2, 3, 4, 5, 6]]} | changes))
-        (tmp_path / "annotations/instances_train2017.json").write_text(text)
-        cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"data_root": f"{tmp_path}/"})
-        cfg.train_dataloader.dataset.pipeline = pipeline or cfg.train_dataloader.dataset.pipeline
-        return [str(fault) for fault in data.contents(cfg, sets.data_sets(cfg, ("train",))) if fault.grave]
-
-    return find
-
-
-def test_one_process_of_a_machine_reads(at_the_start, monkeypatch):
-    assert "an image that is not in the file: 1" in str(*at_the_start(image_id=7))
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert at_the_start(image_id=7) == []
 
 
 def other_file(file, path):

@@ -684,6 +684,28 @@ def test_masks_stop_a_training_only_where_it_loads_them(name, bases, tmp_path, m
     assert tools.score() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_missing_masks_name_the_way_out_if_any_step_loads_them(nested, bases, tmp_path, monkeypatch):
+    data, base = Coco(), copy.deepcopy(bases["coco"])
+    both(one(segmentation=[]))(data)
+    load = {"type": "LoadAnnotations", "with_mask": True}
+    if nested:
+        load = {"type": "RandomChoice", "transforms": [[load]]}
+    base.train_dataloader.dataset.pipeline = [load]
+    monkeypatch.chdir(tmp_path)
+    assert "--boxes" in Tools(data, tmp_path, base, monkeypatch).start("train")
+
+
+def test_one_process_of_a_machine_reads(bases, tmp_path, monkeypatch):
+    data = Coco()
+    both(one(image_id=99))(data)
+    monkeypatch.chdir(tmp_path)
+    tools = Tools(data, tmp_path, bases["coco"], monkeypatch)
+    assert tools.start("train").verdict == REFUSED
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert tools.start("train").verdict == FINE
+
+
 @pytest.mark.parametrize("name", YOLO)
 def test_yolo(name, bases, tmp_path, monkeypatch):
     pytest.importorskip("vitdense.extensions.formats")

@@ -15,13 +15,6 @@ from vitdense.mm.data.transforms import SeedFromSample, seed_steps
 from vitdense.mm.errors import ConfigError
 
 
-def test_seeded_index_can_be_pickled():
-    index = pickle.loads(pickle.dumps(SeededIndex(5, (3, 77))))
-    assert index == 5
-    assert isinstance(index, int)
-    assert index.key == (3, 77)
-
-
 def test_infinite_sampler_continues_after_skip():
     whole, resumed = (SeededInfiniteSampler(range(7), seed=3) for _ in range(2))
     stream = [next(it) for it in [iter(whole)] for _ in range(20)]
