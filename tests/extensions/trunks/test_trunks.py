@@ -14,7 +14,6 @@ from vitdense import TimmTrunk, TransformersTrunk
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.errors import OptionError
 from vitdense.export.program import export_program
-from vitdense.extensions.trunks.measure import measure
 from vitdense.families import find_model, row_of
 
 # One of an architecture: plain, with windows of several kinds, convolutions that round a stride up, down or not at all.
@@ -169,25 +168,6 @@ def test_what_a_trunk_cannot_is_refused_in_one_line(name, options, match):
     with torch.device("meta"), pytest.raises(OptionError, match=match) as error:
         vitdense.create(f"timm://{name}", **options)
     assert "\n" not in str(error.value)
-
-
-class Pool(nn.Module):
-    """One map of a stride."""
-
-    def __init__(self, stride):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 1)
-        self.pool = nn.AvgPool2d(stride, ceil_mode=True)
-
-    def forward(self, x):
-        return [self.pool(self.conv(x))]
-
-
-@pytest.mark.parametrize("stride", [1, 14, 16, 31, 32, 64])
-def test_strides_are_measured(stride):
-    with torch.device("meta"):
-        facts = measure("pool", Pool(stride), lambda trunk, x: trunk(x), 3, multiples=(1,))
-    assert facts.strides == (stride,)
 
 
 class WithNeck(nn.Module):

@@ -84,12 +84,6 @@ def test_heads_of_other_detectors_follow(mine):
     assert mine(lines).model.bbox_head.num_classes == 3
 
 
-def test_contradicting_number_of_classes_is_refused(mine):
-    cfg = mine("model = dict(roi_head=dict(mask_head=dict(num_classes=80)))")
-    with pytest.raises(ConfigError, match=r"mask_head\.num_classes: got 80, expected 3"):
-        check(cfg, ("train",))
-
-
 def test_dict_for_the_list_of_cascade_heads_is_refused(mine):
     with pytest.raises(ConfigError, match=r"bbox_head is a list.*number of classes"):
         mine("model = dict(roi_head=dict(bbox_head=dict(num_classes=3)))")
