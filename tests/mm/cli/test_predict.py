@@ -195,6 +195,14 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
         predict(cfg, "not asked for", images[:2], tmp_path / "out")
 
 
+def three_objects(scores):
+    pytest.importorskip("mmdet")
+    from mmengine.structures import InstanceData
+
+    boxes = torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]])
+    return InstanceData(bboxes=boxes, scores=torch.tensor(scores), labels=torch.tensor([0, 1, 1]))
+
+
 def finds(found, score_thr, **dataset):
     """A model of two classes that finds these instances in every image."""
     from mmdet.structures import DetDataSample
@@ -210,15 +218,8 @@ def finds(found, score_thr, **dataset):
 
 @pytest.mark.parametrize(("score_thr", "kept"), [(0.0, 3), (0.5, 2), (1.0, 0)])
 def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, tmp_path):
-    pytest.importorskip("mmdet")
-    from mmengine.structures import InstanceData
-
-    found = InstanceData(
-        bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
-        scores=torch.tensor([0.9, 0.5, 0.0]),
-        labels=torch.tensor([0, 1, 1]),
-        masks=torch.zeros(3, 64, 128, dtype=torch.bool),
-    )
+    found = three_objects([0.9, 0.5, 0.0])
+    found.masks = torch.zeros(3, 64, 128, dtype=torch.bool)
     model = finds(found, score_thr)
     task = Detection(model, tmp_path / "out", images)
     task.add(images[0])
@@ -358,9 +359,6 @@ def test_segments_have_the_ids_of_the_data(images, tmp_path):
 
 @pytest.mark.parametrize("with_masks", [True, False])
 def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch):
-    pytest.importorskip("mmdet")
-    from mmengine.structures import InstanceData
-
     photos = [tmp_path / "photos" / name for name in ("wide.png", "sub/wide.png")]
     for photo in photos:
         photo.parent.mkdir(exist_ok=True)
@@ -369,11 +367,7 @@ def test_detections_as_a_training_set(with_masks, images, tmp_path, monkeypatch)
     truth = {"images": [{"id": 7, "file_name": "wide.png"}], "annotations": [], "categories": categories}
     (tmp_path / "truth.json").write_text(json.dumps(truth))
     dataset = {"ann_file": str(tmp_path / "truth.json"), "data_prefix": {"img": str(tmp_path / "photos")}}
-    found = InstanceData(
-        bboxes=torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]]),
-        scores=torch.tensor([0.9, 0.5, 0.4]),
-        labels=torch.tensor([0, 1, 1]),
-    )
+    found = three_objects([0.9, 0.5, 0.4])
     if with_masks:
         found.masks = torch.zeros(3, 64, 128, dtype=torch.bool)
         for mask, (left, top, right, bottom) in zip(found.masks, found.bboxes.int().tolist()):
