@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import re
+import signal
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -37,6 +38,7 @@ LARGER = [path for path in RECIPES if any(re.fullmatch(pattern, path.stem) for p
 # pytest attaches its handlers to loggers that do not propagate: torch then writes its traces, a fifth of the time of an
 # export.
 logging.getLogger("torch.__trace").propagate = True
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, Ctrl-C is ignored
 PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
 
 

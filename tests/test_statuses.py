@@ -1,5 +1,7 @@
 """Exit statuses, as docs/troubleshooting.md has them: 0 done, 2 refused, 128 + the number of the signal."""
 
+import importlib
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 from commands import environment, run_command
 
 pytest.importorskip("mmdet")
+import vitdense
 from vitdense import seams
 from vitdense.__main__ import COMMANDS
 from vitdense.errors import OptionError
@@ -43,12 +46,11 @@ STATUSES = {
 ROWS = [(name, status) for name in (*COMMANDS, *seams.commands(), "doctor") for status in STATUSES.get(name, ())]
 
 
-@pytest.fixture(autouse=True)
-def _hears_ctrl_c():
-    """Ctrl-C as in a terminal: processes in the background ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+@pytest.fixture(scope="module", autouse=True)
+def _all_imported():
+    """No module imports what a test replaces."""
+    for module in pkgutil.walk_packages(vitdense.__path__, "vitdense."):
+        importlib.import_module(module.name)
 
 
 def test_every_command_has_a_row():

@@ -39,9 +39,10 @@ def voc():
 def test_a_config_and_files_in_coco_format(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     option, images = write()
-    line = ["new", "detection", *option.split(), "--base", "cascade_rcnn_swin_nano_shapes"]
-    status, printed = run_command([*line, "mine.py"])
+    start = ["new", "detection", *option.split()]
+    status, printed = run_command([*start, "--method", "cascade", "mine.py"])
     assert (status, "--boxes to train on boxes alone" in printed) == (2, True)
+    line = [*start, "--base", "cascade_rcnn_swin_nano_shapes"]
     Path("mine_val.json").write_text("corrected by hand")
     assert run_command([*line, "--boxes", "mine.py"])[0] == 2
     assert Path("mine_val.json").read_text() == "corrected by hand"

@@ -56,7 +56,7 @@ class KeypointMetric(FasterCocoMetric):
             raise ConfigError(
                 "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"
             )
-        values, sigmas = super().compute_metrics(results), self.dataset_meta.get("sigmas", ())
+        values, sigmas = super().compute_metrics(results), list(self.dataset_meta.get("sigmas", ()))
         found = [one for _, one in results]
         number = found[0]["keypoints"].shape[1]
         if fault := sigmas_fault(sigmas or "none", number):

@@ -32,6 +32,9 @@ class Codes(list):
         found = super().__getitem__(index)
         return Codes(found, self.size) if isinstance(index, slice) else found
 
+    def __add__(self, other: list) -> "Codes":  # by mmengine's InstanceData, which adds what it selects
+        return Codes([*self, *other], self.size)
+
     def __array__(self, dtype: Any = bool, copy: bool | None = None) -> np.ndarray:
         from pycocotools import mask as rle
 
