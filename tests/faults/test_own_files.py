@@ -73,7 +73,8 @@ def written(tmp_path_factory):
         shutil.copy(folder / "work/iter_2.pth", folder / "alone.pth")
         save_file(torch.load(work / "iter_2.pth", weights_only=False)["state_dict"], folder / "alone.safetensors")
         cfg = load_config(work)
-        export(cfg, str(work / "iter_2.pth"), Wish(folder / "program.onnx", "onnx"), args=Namespace(proof=True))
+        args = Namespace(proof=True, with_preprocessing=False)
+        export(cfg, str(work / "iter_2.pth"), Wish(folder / "program.onnx", "onnx"), args=args)
     point = {**POINT, "sha256": digest_of(str(work / "iter_2.pth")), "conditions": conditions_of(cfg, None, 0.2)}
     (work / "operating_point.json").write_text(json.dumps(point))
     store = MapStore(folder / "maps", "a" * 64, "float16")
