@@ -1,7 +1,7 @@
 """Cascade Mask R-CNN, DeiT-S with ViT-Adapter and windows of 14, 3x: published 51.5 box AP, 44.3 mask AP, 86 M. As the
 authors, without their LayerScale, which starts at 1.
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_adapter_deit_s_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 8 -m vitdense train cascade_adapter_deit_s_coco --launcher pytorch --amp
 """
 
 _base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]

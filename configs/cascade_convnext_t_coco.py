@@ -1,7 +1,7 @@
 """Cascade Mask R-CNN, ConvNeXt-T, 3x: published 50.3 box AP, 43.6 mask AP on COCO val (86 M, 741 G at 800x1280), by a
 learning rate of 2e-4 with layer-wise decay of 0.7 in six groups. Here the schedule is Swin's.
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_convnext_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train cascade_convnext_t_coco --launcher pytorch
 """
 
 _base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]

@@ -2,7 +2,7 @@
 box AP, 41.4 mask AP, 80 M and 889 G for such a model, whose deconvolution was never released: the neck is a
 reconstruction, see `vitdense.DeconvPyramid`.
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_deit_s_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train cascade_deit_s_coco --launcher pytorch
 """
 
 _base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]

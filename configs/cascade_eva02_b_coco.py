@@ -1,10 +1,10 @@
 """EVA-02: Cascade Mask R-CNN with ViTDet's pyramid, EVA-02-B with windows of 16, 60k iterations of 128 images:
 published 55.5 box AP, 47.1 mask AP on COCO val.
 
-torchrun --nnodes 16 --nproc-per-node 8 tools/train.py configs/cascade_eva02_b_coco.py --launcher pytorch --amp bfloat16
+torchrun --nnodes 16 --nproc-per-node 8 -m vitdense train cascade_eva02_b_coco --launcher pytorch --amp bfloat16
 
 The authors start from a file with patches of 16 pixels (`eva02_B_pt_in21k_p14to16`): give it as init_cfg.checkpoint.
-Their trained detector (`eva02_B_coco_bsl`) loads as it is: tools/test.py with this config and the file.
+Their trained detector (`eva02_B_coco_bsl`) loads as it is: vitdense test with this config and the file.
 """
 
 _base_ = "cascade_vit_b_coco.py"

@@ -1,10 +1,10 @@
 """EVA-02: Cascade Mask R-CNN with ViTDet's pyramid, EVA-02-L with windows of 16, 60k iterations of 144 images:
 published 59.2 box AP, 50.8 mask AP on COCO val.
 
-torchrun --nnodes 18 --nproc-per-node 8 tools/train.py configs/cascade_eva02_l_coco.py --launcher pytorch --amp bfloat16
+torchrun --nnodes 18 --nproc-per-node 8 -m vitdense train cascade_eva02_l_coco --launcher pytorch --amp bfloat16
 
 The authors start from a file with patches of 16 pixels (`eva02_L_pt_m38m_p14to16`): give it as init_cfg.checkpoint.
-Their trained detector (`eva02_L_coco_bsl`) loads as it is: tools/test.py with this config and the file.
+Their trained detector (`eva02_L_coco_bsl`) loads as it is: vitdense test with this config and the file.
 """
 
 _base_ = "cascade_eva02_b_coco.py"

@@ -1,6 +1,6 @@
 """Cascade Mask R-CNN, Hiera-T of SAM 2.1, 3x: no result is published (85.0 M, 786.6 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_hiera_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train cascade_hiera_t_coco --launcher pytorch
 """
 
 _base_ = ["_base_/cascade_mask_rcnn.py", "_base_/coco_instance.py", "_base_/schedule_3x.py", "_base_/det_runtime.py"]

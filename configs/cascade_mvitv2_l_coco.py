@@ -1,7 +1,7 @@
 """Cascade Mask R-CNN, MViTv2-L of ImageNet-21K, 50 epochs of large-scale jitter: published 55.8 box AP, 48.3 mask AP
 on COCO val (265.1 M, 1470.7 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_mvitv2_l_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 8 -m vitdense train cascade_mvitv2_l_coco --launcher pytorch --amp
 """
 
 _base_ = ["_base_/cascade_mvitv2.py", "_base_/coco_lsj.py", "_base_/schedule_mvitv2.py", "_base_/det_runtime.py"]

@@ -1,7 +1,7 @@
 """Cascade Mask R-CNN, MViTv2-T, 36 epochs: published 52.2 box AP, 45.0 mask AP on COCO val (75.85 M, 699.2 G at
 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_mvitv2_t_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 8 -m vitdense train cascade_mvitv2_t_coco --launcher pytorch --amp
 """
 
 _base_ = [

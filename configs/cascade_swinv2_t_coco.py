@@ -1,6 +1,6 @@
 """Cascade Mask R-CNN, Swin V2-T with window 16, 3x: no result is published (85.7 M, 762.7 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/cascade_swinv2_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train cascade_swinv2_t_coco --launcher pytorch
 """
 
 _base_ = "cascade_swin_t_coco.py"

@@ -1,7 +1,7 @@
 """ViTDet: Cascade Mask R-CNN, ViT-B with windows and a simple pyramid, MAE weights, 100 epochs: published 54.0 box AP,
 46.7 mask AP on COCO val.
 
-torchrun --nnodes 8 --nproc-per-node 8 tools/train.py configs/cascade_vit_b_coco.py --launcher pytorch --amp
+torchrun --nnodes 8 --nproc-per-node 8 -m vitdense train cascade_vit_b_coco --launcher pytorch --amp
 """
 
 _base_ = ["_base_/cascade_mvitv2.py", "_base_/coco_lsj.py", "_base_/schedule_vitdet.py", "_base_/det_runtime.py"]

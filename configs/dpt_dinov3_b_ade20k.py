@@ -1,6 +1,6 @@
 """DPT (Ranftl et al., ICCV 2021) on a frozen DINOv3 ViT-B, ADE20K, 160k iterations.
 
-torchrun --nproc-per-node 8 tools/train.py configs/dpt_dinov3_b_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train dpt_dinov3_b_ade20k --launcher pytorch --amp bfloat16
 """
 
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]

@@ -1,6 +1,6 @@
 """DPT (Ranftl et al., ICCV 2021) on a frozen TIPSv2 ViT-B, ADE20K, 160k iterations.
 
-torchrun --nproc-per-node 8 tools/train.py configs/dpt_tipsv2_b_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train dpt_tipsv2_b_ade20k --launcher pytorch --amp bfloat16
 """
 
 _base_ = "dpt_dinov3_b_ade20k.py"

@@ -1,7 +1,7 @@
 """EoMT, DINOv2 ViT-B with registers, COCO panoptic at 640 pixels, 24 epochs: published 51.6 PQ
 (counted: 93.66 M, 215.5 G at 640x640).
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov2_b_640_coco_panoptic.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov2_b_640_coco_panoptic --launcher pytorch --amp
 """
 
 _base_ = "eomt_dinov2_s_640_coco_panoptic.py"

@@ -1,6 +1,6 @@
 """EoMT, DINOv2 ViT-L with registers, ADE20K at 512 pixels, 31 epochs: published 58.4 mIoU.
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov2_l_512_ade20k.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov2_l_512_ade20k --launcher pytorch --amp
 """
 
 _base_ = "_base_/eomt_ade20k.py"

@@ -1,7 +1,7 @@
 """EoMT, DINOv2 ViT-L with registers, COCO panoptic at 640 pixels, 12 epochs: published 56.0 PQ
 (counted: 316.70 M, 668.0 G at 640x640).
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov2_l_640_coco_panoptic.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov2_l_640_coco_panoptic --launcher pytorch --amp
 """
 
 _base_ = "_base_/eomt_coco.py"

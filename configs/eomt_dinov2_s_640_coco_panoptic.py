@@ -1,7 +1,7 @@
 """EoMT, DINOv2 ViT-S with registers, COCO panoptic at 640 pixels, 24 epochs: published 46.7 PQ
 (counted: 23.98 M, 67.8 G at 640x640).
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov2_s_640_coco_panoptic.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov2_s_640_coco_panoptic --launcher pytorch --amp
 """
 
 _base_ = "_base_/eomt_coco.py"

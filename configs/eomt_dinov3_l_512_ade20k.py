@@ -1,6 +1,6 @@
 """EoMT, DINOv3 ViT-L, ADE20K at 512 pixels, 16 epochs: published 59.5 mIoU.
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov3_l_512_ade20k.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov3_l_512_ade20k --launcher pytorch --amp
 
 There is no layer-wise decay. Of the authors' config, a tenth of the learning rate in the trunk has no effect.
 """

@@ -1,6 +1,6 @@
 """EoMT, DINOv3 ViT-L, COCO instances at 640 pixels, 12 epochs: published 45.9 mask AP.
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov3_l_640_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov3_l_640_coco --launcher pytorch --amp
 
 Boxes are those of the masks.
 """

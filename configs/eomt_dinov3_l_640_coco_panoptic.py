@@ -1,7 +1,7 @@
 """EoMT, DINOv3 ViT-L, COCO panoptic at 640 pixels, 12 epochs: published 56.8 PQ
 (counted: 315.03 M, 668.0 G at 640x640).
 
-torchrun --nproc-per-node 4 tools/train.py configs/eomt_dinov3_l_640_coco_panoptic.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train eomt_dinov3_l_640_coco_panoptic --launcher pytorch --amp
 """
 
 _base_ = "_base_/eomt_coco.py"

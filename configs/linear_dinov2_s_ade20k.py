@@ -1,6 +1,6 @@
 """A linear head on a frozen DINOv2 ViT-S, ADE20K, 40k iterations: published 44.3 mIoU.
 
-torchrun --nproc-per-node 8 tools/train.py configs/linear_dinov2_s_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train linear_dinov2_s_ade20k --launcher pytorch --amp bfloat16
 """
 
 _base_ = "_base_/linear.py"

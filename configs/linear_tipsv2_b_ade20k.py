@@ -1,6 +1,6 @@
 """A linear head on a frozen TIPSv2 ViT-B, ADE20K, 40k iterations.
 
-torchrun --nproc-per-node 8 tools/train.py configs/linear_tipsv2_b_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train linear_tipsv2_b_ade20k --launcher pytorch --amp bfloat16
 """
 
 _base_ = "_base_/linear.py"

@@ -1,6 +1,6 @@
 """LW-DETR tiny, COCO boxes at 640 pixels, 60 epochs: published 42.6 box AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 8 tools/train.py configs/lwdetr_t_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 8 -m vitdense train lwdetr_t_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/lwdetr_coco.py"

@@ -1,6 +1,6 @@
 """Mask2Former, ViT-Adapter on a frozen DINOv3 ViT-L, ADE20K, 160k iterations.
 
-torchrun --nproc-per-node 8 tools/train.py configs/mask2former_dinov3_l_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train mask2former_dinov3_l_ade20k --launcher pytorch --amp bfloat16
 
 The authors of DINOv3 also put a ViT-Adapter around the frozen trunk, in code of their own; this is Chen et al.'s,
 at the same taps. Gradients pass through the trunk. Its last norm, which they apply to every tap, is not used.

@@ -1,6 +1,6 @@
 """Mask2Former, Swin-T, ADE20K, 160k iterations: published 47.7 mIoU (counted: 47.4 M, 69.2 G at 512x512).
 
-torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_t_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train mask2former_swin_t_ade20k --launcher pytorch --amp bfloat16
 """
 
 _base_ = [

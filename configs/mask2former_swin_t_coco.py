@@ -1,7 +1,7 @@
 """Mask2Former, instances, Swin-T, 50 epochs: published 45.0 mask AP on COCO val (counted: 47.4 M, 261.8 G at
 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/mask2former_swin_t_coco.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train mask2former_swin_t_coco --launcher pytorch --amp bfloat16
 """
 
 _base_ = [

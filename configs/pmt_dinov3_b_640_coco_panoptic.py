@@ -1,6 +1,6 @@
 """PMT on a frozen DINOv3 ViT-B, COCO panoptic at 640 pixels, 12 epochs: published 52.8 PQ.
 
-torchrun --nproc-per-node 4 tools/train.py configs/pmt_dinov3_b_640_coco_panoptic.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train pmt_dinov3_b_640_coco_panoptic --launcher pytorch --amp
 """
 
 _base_ = "pmt_dinov3_s_640_coco_panoptic.py"

@@ -1,6 +1,6 @@
 """PMT on a frozen DINOv3 ViT-L, ADE20K at 512 pixels, 16 epochs: published 58.5 mIoU.
 
-torchrun --nproc-per-node 4 tools/train.py configs/pmt_dinov3_l_512_ade20k.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train pmt_dinov3_l_512_ade20k --launcher pytorch --amp
 """
 
 _base_ = ["_base_/eomt_seg.py", "_base_/ade20k.py", "_base_/pmt_schedule.py", "_base_/seg_runtime.py"]

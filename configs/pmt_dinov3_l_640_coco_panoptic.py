@@ -1,6 +1,6 @@
 """PMT on a frozen DINOv3 ViT-L, COCO panoptic at 640 pixels, 12 epochs: published 56.1 PQ.
 
-torchrun --nproc-per-node 4 tools/train.py configs/pmt_dinov3_l_640_coco_panoptic.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train pmt_dinov3_l_640_coco_panoptic --launcher pytorch --amp
 """
 
 _base_ = "_base_/pmt_coco.py"

@@ -1,6 +1,6 @@
 """PMT on a frozen TIPSv2 ViT-L, ADE20K at 518 pixels, 16 epochs.
 
-torchrun --nproc-per-node 4 tools/train.py configs/pmt_tipsv2_l_518_ade20k.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train pmt_tipsv2_l_518_ade20k --launcher pytorch --amp
 """
 
 _base_ = "pmt_dinov3_l_512_ade20k.py"

@@ -3,7 +3,7 @@
 No one published such a model. RF-DETR's own start from Objects365, and its authors say that another trunk, without
 that, gives less: expect below 53.0 box AP.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_dinov3_s_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_dinov3_s_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_coco.py"

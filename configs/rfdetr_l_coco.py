@@ -1,6 +1,6 @@
 """RF-DETR L, COCO boxes at 704 pixels, 100 epochs: published 56.5 box AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_l_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_l_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_coco.py"

@@ -1,6 +1,6 @@
 """RF-DETR M, COCO boxes at 576 pixels, 100 epochs: published 54.7 box AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_m_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_m_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_coco.py"

@@ -1,6 +1,6 @@
 """RF-DETR N, COCO boxes at 384 pixels, 100 epochs: published 48.4 box AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_n_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_n_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_coco.py"

@@ -1,6 +1,6 @@
 """RF-DETR Seg L, COCO instances at 504 pixels, 100 epochs: published 47.1 mask AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_seg_l_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_seg_l_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_seg_coco.py"

@@ -1,6 +1,6 @@
 """RF-DETR Seg M, COCO instances at 432 pixels, 100 epochs: published 45.3 mask AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_seg_m_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_seg_m_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_seg_coco.py"

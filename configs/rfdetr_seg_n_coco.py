@@ -1,6 +1,6 @@
 """RF-DETR Seg N, COCO instances at 312 pixels, 100 epochs: published 40.3 mask AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_seg_n_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_seg_n_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_seg_coco.py"

@@ -1,6 +1,6 @@
 """RF-DETR Seg XL, COCO instances at 624 pixels, 100 epochs: published 48.8 mask AP after pretraining on Objects365.
 
-torchrun --nproc-per-node 4 tools/train.py configs/rfdetr_seg_xl_coco.py --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_seg_xl_coco --launcher pytorch --amp
 """
 
 _base_ = "_base_/rfdetr_seg_coco.py"

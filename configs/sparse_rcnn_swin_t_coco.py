@@ -1,6 +1,6 @@
 """Sparse R-CNN, 300 proposals, Swin-T, 3x: published 47.9 box AP on COCO val (counted: 109.7 M, 175.6 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/sparse_rcnn_swin_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train sparse_rcnn_swin_t_coco --launcher pytorch
 
 In float16 it diverges: train it in float32, or with --amp bfloat16.
 """

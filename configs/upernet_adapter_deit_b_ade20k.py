@@ -1,7 +1,7 @@
 """UPerNet, DeiT-B with ViT-Adapter, 160k iterations, tested in windows of 512 pixels: published 48.8 mIoU, 49.7 with
 flips and six scales, 134 M. As the authors, without their LayerScale, which starts at 1.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_adapter_deit_b_ade20k.py --launcher pytorch --amp
+torchrun --nproc-per-node 8 -m vitdense train upernet_adapter_deit_b_ade20k --launcher pytorch --amp
 """
 
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]

@@ -1,6 +1,6 @@
 """UPerNet, DINOv2 ViT-B with ViT-Adapter, 160k iterations: the recipe of DeiT-B, without a published result.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_adapter_dinov2_b_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train upernet_adapter_dinov2_b_ade20k --launcher pytorch --amp bfloat16
     --cfg-options model.backbone.trunk.frozen_stages=all   # trains adapter and heads alone
 
 Patches stay 14 pixels, and crops are 37x37 of them, the map of the pretraining: neither patches nor positions are

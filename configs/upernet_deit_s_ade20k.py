@@ -2,7 +2,7 @@
 44.0 mIoU (six scales, flips), 52 M and 1099 G for such a model, whose deconvolution was never released: the neck is a
 reconstruction, see `vitdense.DeconvPyramid`.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_deit_s_ade20k.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train upernet_deit_s_ade20k --launcher pytorch
 """
 
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]

@@ -1,6 +1,6 @@
 """UPerNet, DINOv3 ViT-B and the deconvolution of BEiT, 160k iterations, trained as a whole with layer-wise decay.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_dinov3_b_ade20k.py --launcher pytorch --amp bfloat16
+torchrun --nproc-per-node 8 -m vitdense train upernet_dinov3_b_ade20k --launcher pytorch --amp bfloat16
     --cfg-options model.backbone.frozen_stages=all   # trains neck and heads alone
     --cfg-options model.backbone.finetune=lora
 """

@@ -1,6 +1,6 @@
 """UPerNet, MViTv2-T, the Swin authors' 160k iterations: no result is published.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_mvitv2_t_ade20k.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train upernet_mvitv2_t_ade20k --launcher pytorch
 """
 
 _base_ = "upernet_swin_t_ade20k.py"

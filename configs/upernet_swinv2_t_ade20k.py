@@ -1,6 +1,6 @@
 """UPerNet, Swin V2-T with window 8, 160k iterations: no result is published.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_swinv2_t_ade20k.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train upernet_swinv2_t_ade20k --launcher pytorch
 """
 
 _base_ = "upernet_swin_t_ade20k.py"

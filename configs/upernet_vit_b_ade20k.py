@@ -1,7 +1,7 @@
 """UPerNet, ViT-B with MAE weights and the deconvolution of BEiT, 160k iterations, tested in windows of 512 pixels: the
 recipe of mmseg's MAE config, whose ViT-B (48.13 mIoU, 48.70 with flips and six scales) also has relative positions.
 
-torchrun --nproc-per-node 8 tools/train.py configs/upernet_vit_b_ade20k.py --launcher pytorch --amp
+torchrun --nproc-per-node 8 -m vitdense train upernet_vit_b_ade20k --launcher pytorch --amp
 """
 
 _base_ = ["_base_/upernet.py", "_base_/ade20k.py", "_base_/schedule_160k.py", "_base_/seg_runtime.py"]

@@ -47,7 +47,7 @@ class Form:
 
 @contextmanager
 def tuned() -> Iterator[None]:
-    """As `tools/predict.py` runs a model."""
+    """As `vitdense predict` runs a model."""
     with torch.no_grad(), OneDnnLinear():
         keep_memory()
         try:
@@ -58,7 +58,7 @@ def tuned() -> Iterator[None]:
 
 @contextmanager
 def tuned_bfloat16() -> Iterator[None]:
-    """As `tools/test.py --amp bfloat16` runs a model."""
+    """As `vitdense test --amp bfloat16` runs a model."""
     with tuned(), torch.autocast("cpu", torch.bfloat16):
         yield
 

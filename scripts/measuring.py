@@ -1,4 +1,4 @@
-"""What `tools/benchmark.py` measures and prints: a backbone of ours beside another project's."""
+"""What `vitdense benchmark` measures and prints: a backbone of ours beside another project's."""
 
 import argparse
 import json

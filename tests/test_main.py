@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vitdense.__main__ as main
+from vitdense import seams
 from vitdense.ops import OpsInUse
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +91,7 @@ def test_commands_without_mm_name_the_command_that_installs_it():
 
 
 def test_commands_of_tools_and_of_the_package_are_listed(capsys):
-    """Every file of tools/ is a command, with its own parser; help imports no torch."""
+    """Every file of tools/ is a command, with its own parser; help groups them all, and imports no torch."""
     from vitdense.__main__ import COMMANDS
 
     tools = {path.stem for path in (ROOT / "tools").glob("*.py")}
@@ -102,7 +103,22 @@ def test_commands_of_tools_and_of_the_package_are_listed(capsys):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
-    assert all(name in done.stdout for name in COMMANDS)
+    listed = re.findall(r"^  (\w+)  ", done.stdout, re.M)
+    assert sorted(listed) == sorted({*COMMANDS, *seams.commands(), "doctor"})
+
+
+def test_commands_have_one_name():
+    """Pages, messages and heads of recipes say `vitdense X`; a recipe's command is its own. The page of installing and
+    the one for users of mmdet name tools/ as well."""
+    named = {
+        path.name
+        for pattern in ("configs/**/*.py", "docs/**/*.md", "tools/*.py", "vitdense/**/*.py", "README.md")
+        for path in ROOT.glob(pattern)
+        if re.search(r"tools/\w+\.py", path.read_text(encoding="utf-8"))
+    }
+    assert named == {"install.md", "coming-from.md"}
+    for path in ROOT.glob("configs/**/*.py"):
+        assert {*re.findall(r"(?m)^(?:torchrun .* -m )?vitdense \w+ (\w+)", path.read_text())} <= {path.stem}
 
 
 def test_without_any_package():

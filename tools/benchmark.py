@@ -30,7 +30,7 @@ sys.path.append(str(SCRIPTS))
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("vitdense benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "model",
         nargs="?",

@@ -29,7 +29,7 @@ def tokens(text: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser("vitdense convert", description=__doc__)
     parser.add_argument("src", help="file, work folder, URL, or name of the model table")
     parser.add_argument("dst", type=Path, help="file to write: NAME.safetensors, .pth, .pt or .bin")
     parser.add_argument(

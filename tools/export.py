@@ -15,7 +15,7 @@ from vitdense.seams import ask, call
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "vitdense export")
     add_checkpoint(parser)
     add_classes(parser)
     parser.add_argument("--to", choices=FORMATS, required=True)

@@ -21,7 +21,7 @@ def as_json(rows: "list[Row]") -> dict[str, float]:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "vitdense flops")
     parser.add_argument(
         "--shape",
         type=whole_number,

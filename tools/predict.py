@@ -14,7 +14,7 @@ from vitdense.seams import ask, call
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "vitdense predict")
     add_inference_arguments(parser)
     parser.add_argument(
         "images", nargs="+", help="image files, folders of images, or quoted patterns ('photos/**/*.jpg')"
@@ -24,7 +24,7 @@ def main() -> None:
         "--score-thr",
         type=float,
         help="detectors: minimum score in pictures and in predictions.json; default: the checkpoint's operating point "
-        "(see tools/test.py), or 0.3; AP needs 0",
+        "(see `vitdense test`), or 0.3; AP needs 0",
     )
     parser.add_argument(
         "--format",

@@ -16,7 +16,7 @@ from vitdense.seams import ask
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "vitdense test")
     add_run_arguments(parser, "test")
     add_checkpoint(parser)
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")

@@ -34,7 +34,7 @@ SHORTCUTS = {
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, "vitdense train")
     add_run_arguments(parser, "train")
     for name, what in SHORTCUTS.items():
         parser.add_argument(f"--{name}", type=whole_number, metavar="N", help=what.help)

@@ -11,7 +11,7 @@ import platform
 import re
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import vitdense
@@ -36,18 +36,21 @@ PACKAGES = {
 REQUIRED = ("torch", "torchvision", "timm", "safetensors")  # to build backbones
 
 TOOLS = Path(__file__).parent / ".mim/tools"  # as in a clone
+# Command -> group of the help, and its line there.
 COMMANDS = {
-    "new": "write a config for your own data",
-    "check": "check a config and its data, without training",
-    "train": "train a detector or a segmentor",
-    "test": "evaluate a checkpoint",
-    "predict": "predict on images",
-    "export": "export a trained model",
-    "demo": "train, predict and evaluate a small detector on drawn shapes",
-    "convert": "convert a checkpoint to the names of another project",
-    "flops": "count parameters and multiply-adds of a config",
-    "benchmark": "compare a backbone with another project's; in a clone",
+    "new": ("prepare", "write a config for your own data"),
+    "check": ("prepare", "check a config and its data, without training"),
+    "flops": ("prepare", "count parameters and multiply-adds of a config"),
+    "demo": ("train", "train, predict and evaluate a small detector on drawn shapes"),
+    "train": ("train", "train a detector or a segmentor"),
+    "test": ("train", "evaluate a checkpoint"),
+    "predict": ("use", "predict on images"),
+    "export": ("use", "export a trained model"),
+    "convert": ("use", "convert a checkpoint to the names of another project"),
+    "benchmark": ("use", "compare a backbone with another project's; in a clone"),
 }
+DOCTOR = {"doctor": ("prepare", "report the environment, and how to repair it")}
+GROUPS = ("prepare", "train", "use")
 # What 0.4 removed, and the way around it; an entry stays for one version.
 REMOVED = {
     "card": "vitdense.create(NAME).cfg has the facts of a model, docs/model-zoo.md the figures of all",
@@ -64,25 +67,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         in_utf8()
         gc.disable()  # a sixth of the time of imports; `exit_on_user_error` switches it on again
-    parser = argparse.ArgumentParser("vitdense", description="Without a command: report the environment.")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
-    others = seams.commands()
-    for name, text in {**COMMANDS, **{name: text for name, (_, text) in others.items()}}.items():
-        commands.add_parser(name, help=text, add_help=False)  # each has a parser of its own
-    commands.add_parser("doctor", help="report the environment, and how to repair it")
+    commands = {**COMMANDS, **seams.commands(), **DOCTOR}
+    parser = argparse.ArgumentParser(
+        "vitdense",
+        usage="vitdense COMMAND ...",
+        description="Without a command: report the environment. vitdense COMMAND --help lists its options.",
+        epilog=listed(commands),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", nargs="?", choices=commands, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # of the command's own parser
     refuse_removed(sys.argv[1:] if argv is None else argv)
-    args, rest = parser.parse_known_args(argv)
-    is_named = args.command in COMMANDS or args.command in others
-    if rest and not is_named:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args = parser.parse_args(argv)
+    is_doctor = args.command in (None, *DOCTOR)
+    if args.rest and is_doctor:
+        parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
     try:
-        if is_named:
-            return run(args.command, rest)
+        if not is_doctor:
+            return run(args.command, args.rest)
         with showing():
             return report()
     except KeyboardInterrupt:  # in the imports: later `exit_on_user_error` handles it
         print("\nstopped", file=sys.stderr)
         return 130
+
+
+def listed(commands: Mapping[str, tuple[str, str]]) -> str:
+    """The commands in their groups, a line each."""
+    lines = []
+    for group in GROUPS:
+        lines += ["", f"{group}:", *(f"  {name:12}{text}" for name, (of, text) in commands.items() if of == group)]
+    return "\n".join(lines[1:])
 
 
 def refuse_removed(argv: Sequence[str]) -> None:
@@ -98,7 +113,7 @@ def refuse_removed(argv: Sequence[str]) -> None:
 
 def run(command: str, argv: Sequence[str]) -> int:
     """Run a command: a module of `vitdense.mm.cli` or of an extension, or a file of tools/; the exit status."""
-    module, _ = seams.commands().get(command, (f"vitdense.mm.cli.{command}", ""))
+    module = seams.command_module(command) or f"vitdense.mm.cli.{command}"
     tool = TOOLS / f"{command}.py"
     try:
         if not tool.is_file():

@@ -20,7 +20,8 @@ class Extension:
 
     Attributes:
         names: Public name of `vitdense` -> module that has it.
-        commands: Command -> line of help. The module of the same name in the folder has `main`.
+        commands: Command -> group of the help, ``prepare``, ``train`` or ``use``, and line there. The module of the
+            same name in the folder has `main`.
         options: Command of the core, or ``load`` -> module with further options; see `options_of`.
         registers: Package -> module that registers classes with mm if the package is installed.
         kinds: Type of data set -> module that knows its labels; see `kind_of`.
@@ -31,7 +32,7 @@ class Extension:
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    commands: Mapping[str, str] = field(default_factory=dict)
+    commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
     registers: Mapping[str, str] = field(default_factory=dict)
     kinds: Mapping[str, str] = field(default_factory=dict)
@@ -56,12 +57,14 @@ def public_names() -> dict[str, str]:
 
 
 def commands() -> dict[str, tuple[str, str]]:
-    """Commands of extensions: the module of each, and its line of help."""
-    return {
-        name: (f"{module}.{name.replace('-', '_')}", text)
-        for module, extension in extensions().items()
-        for name, text in extension.commands.items()
-    }
+    """Commands of extensions: the group of each, and its line of help."""
+    return {name: row for extension in extensions().values() for name, row in extension.commands.items()}
+
+
+def command_module(command: str) -> str | None:
+    """The module of a command of an extension; None for a command of the core."""
+    found = (module for module, extension in extensions().items() if command in extension.commands)
+    return next((f"{module}.{command}" for module in found), None)
 
 
 def options_of(command: str) -> list[ModuleType]:

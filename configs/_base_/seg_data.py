@@ -3,7 +3,7 @@
 _base_ = "data.py"
 
 test_pipeline = [dict(type="LoadImageFromFile"), dict(type="LoadAnnotations"), dict(type="PackSegInputs")]
-tta_pipeline = [  # for tools/test.py --tta
+tta_pipeline = [  # for vitdense test --tta
     dict(type="LoadImageFromFile"),
     dict(
         type="TestTimeAug",

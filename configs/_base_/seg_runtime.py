@@ -10,4 +10,4 @@ default_hooks = dict(
 visualizer = dict(type="SegLocalVisualizer", vis_backends=[dict(type="LocalVisBackend")], name="visualizer")
 log_processor = dict(by_epoch=False)
 randomness = dict(seed=0)
-tta_model = dict(type="SegTTAModel")  # for tools/test.py --tta, with the tta_pipeline of the data set
+tta_model = dict(type="SegTTAModel")  # for vitdense test --tta, with the tta_pipeline of the data set

@@ -1,6 +1,6 @@
 """ATSS, small in every part, on a nano Swin and the boxes of the embedded data set.
 
-python tools/train.py configs/demo/atss_swin_nano_shapes.py
+vitdense train atss_swin_nano_shapes
 """
 
 _base_ = ["../_base_/atss.py", "../_base_/swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]

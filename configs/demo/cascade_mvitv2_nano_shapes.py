@@ -1,6 +1,6 @@
 """The demo on the embedded data set with a nano MViTv2 in place of the nano Swin; the rest is the same.
 
-python tools/train.py configs/demo/cascade_mvitv2_nano_shapes.py
+vitdense train cascade_mvitv2_nano_shapes
 """
 
 _base_ = "cascade_swin_nano_shapes.py"

@@ -1,6 +1,6 @@
 """The demo on the embedded data set without masks.
 
-python tools/train.py configs/demo/cascade_rcnn_swin_nano_shapes.py
+vitdense train cascade_rcnn_swin_nano_shapes
 """
 
 _base_ = ["../_base_/cascade_swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]

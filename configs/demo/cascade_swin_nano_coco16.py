@@ -1,6 +1,6 @@
 """Sanity check: overfits 16 training images of COCO, and is evaluated on the same 16.
 
-python tools/train.py configs/demo/cascade_swin_nano_coco16.py --cfg-options data_root=/path/to/coco
+vitdense train cascade_swin_nano_coco16 --cfg-options data_root=/path/to/coco
 """
 
 _base_ = "cascade_swin_nano_coco.py"

@@ -1,6 +1,6 @@
 """DPT (Ranftl et al., ICCV 2021) on a frozen DeiT-Ti, on CamVid: minutes on two CPU cores.
 
-python tools/train.py configs/demo/dpt_deit_t_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train dpt_deit_t_camvid --cfg-options data_root=/path/to/camvid
 """
 
 _base_ = "upernet_deit_t_camvid.py"

@@ -1,6 +1,6 @@
 """EoMT on DeiT-Ti, on CamVid: minutes on two CPU cores.
 
-python tools/train.py configs/demo/eomt_deit_t_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train eomt_deit_t_camvid --cfg-options data_root=/path/to/camvid
 """
 
 _base_ = "upernet_deit_t_camvid.py"

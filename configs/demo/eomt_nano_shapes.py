@@ -1,6 +1,6 @@
 """EoMT, small in every part, on the embedded data set as panoptic segments.
 
-python tools/train.py configs/demo/eomt_nano_shapes.py
+vitdense train eomt_nano_shapes
 """
 
 _base_ = ["../_base_/eomt.py", "../_base_/shapes_panoptic.py", "../_base_/det_nano.py"]

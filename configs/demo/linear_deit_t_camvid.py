@@ -1,6 +1,6 @@
 """A linear head on a frozen DeiT-Ti, on CamVid: what its features know, in minutes on two CPU cores.
 
-python tools/train.py configs/demo/linear_deit_t_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train linear_deit_t_camvid --cfg-options data_root=/path/to/camvid
 """
 
 _base_ = "upernet_deit_t_camvid.py"

@@ -1,6 +1,6 @@
 """Mask2Former, small in every part, on a nano Swin and the embedded data set.
 
-python tools/train.py configs/demo/mask2former_swin_nano_shapes.py
+vitdense train mask2former_swin_nano_shapes
 """
 
 _base_ = ["../_base_/mask2former.py", "../_base_/swin_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]

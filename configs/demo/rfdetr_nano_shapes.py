@@ -1,6 +1,6 @@
 """RF-DETR, small in every part, on the boxes of the embedded data set.
 
-python tools/train.py configs/demo/rfdetr_nano_shapes.py
+vitdense train rfdetr_nano_shapes
 """
 
 _base_ = ["../_base_/rfdetr_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]

@@ -1,6 +1,6 @@
 """RF-DETR with masks, small in every part, on the objects of the embedded data set.
 
-python tools/train.py configs/demo/rfdetr_seg_nano_shapes.py
+vitdense train rfdetr_seg_nano_shapes
 """
 
 _base_ = ["../_base_/rfdetr_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]

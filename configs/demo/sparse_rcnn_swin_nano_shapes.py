@@ -1,6 +1,6 @@
 """Sparse R-CNN, small in every part, on a nano Swin and the boxes of the embedded data set.
 
-python tools/train.py configs/demo/sparse_rcnn_swin_nano_shapes.py
+vitdense train sparse_rcnn_swin_nano_shapes
 """
 
 _base_ = ["../_base_/sparse_rcnn.py", "../_base_/swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]

@@ -1,6 +1,6 @@
 """UPerNet and DeiT-Ti with ViT-Adapter on CamVid: minutes on two CPU cores.
 
-python tools/train.py configs/demo/upernet_adapter_deit_t_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train upernet_adapter_deit_t_camvid --cfg-options data_root=/path/to/camvid
     model.backbone.trunk.frozen_stages=12   # trains the adapter and the heads alone
 """
 

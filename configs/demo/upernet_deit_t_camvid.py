@@ -1,6 +1,6 @@
 """UPerNet, DeiT-Ti and the light deconvolution neck on CamVid: minutes on two CPU cores.
 
-python tools/train.py configs/demo/upernet_deit_t_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train upernet_deit_t_camvid --cfg-options data_root=/path/to/camvid
     model.backbone.finetune=attention   # trains attention and positions of the backbone alone
     model.backbone.init_cfg=None        # from scratch
 """

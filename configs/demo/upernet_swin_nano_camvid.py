@@ -1,6 +1,6 @@
 """The nano UPerNet from scratch on CamVid, for one small machine.
 
-python tools/train.py configs/demo/upernet_swin_nano_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train upernet_swin_nano_camvid --cfg-options data_root=/path/to/camvid
 """
 
 _base_ = ["../_base_/upernet_swin_nano.py", "../_base_/camvid.py", "../_base_/seg_nano.py"]

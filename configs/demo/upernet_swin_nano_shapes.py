@@ -1,6 +1,6 @@
 """A UPerNet on a nano Swin and the embedded data set: trains on two CPU cores in minutes.
 
-python tools/train.py configs/demo/upernet_swin_nano_shapes.py
+vitdense train upernet_swin_nano_shapes
 """
 
 _base_ = ["../_base_/upernet_swin_nano.py", "../_base_/shapes_semantic.py", "../_base_/seg_nano.py"]

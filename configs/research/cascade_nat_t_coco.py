@@ -1,6 +1,6 @@
 """Cascade Mask R-CNN, NAT-T, 3x: published 51.4 box AP, 44.5 mask AP on COCO val (85 M, 737 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/research/cascade_nat_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train cascade_nat_t_coco --launcher pytorch
 """
 
 _base_ = [

@@ -1,6 +1,6 @@
 """HTC, small in every part, on a nano Swin and the embedded data set.
 
-python tools/train.py configs/research/htc_swin_nano_shapes.py
+vitdense train htc_swin_nano_shapes
 """
 
 _base_ = ["_base_/htc.py", "../_base_/swin_nano.py", "../_base_/shapes_instance.py", "../_base_/det_nano.py"]

@@ -1,7 +1,7 @@
 """HTC++, Swin-B, 6x: published 56.4 box AP, 49.1 mask AP on COCO val (counted: 159.5 M, 1042.3 G at 800x1280).
 
-torchrun --nnodes 2 --nproc-per-node 8 tools/train.py configs/research/htcpp_swin_b_coco.py --launcher pytorch --amp
-python tools/test.py configs/research/htcpp_swin_b_coco.py work_dirs/htcpp_swin_b_coco --tta
+torchrun --nnodes 2 --nproc-per-node 8 -m vitdense train htcpp_swin_b_coco --launcher pytorch --amp
+vitdense test htcpp_swin_b_coco work_dirs/htcpp_swin_b_coco --tta
 
 A reconstruction that fits the published totals: neither the code nor the recipe was released. It lacks InstaBoost. The
 label maps of COCO-Stuff are data/coco/stuffthingmaps/{train2017,val2017}/*.png; without them, train

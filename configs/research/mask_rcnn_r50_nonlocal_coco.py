@@ -1,7 +1,7 @@
 """Mask R-CNN, ResNet-50 with one non-local block, 3x in the settings of Swin (counted: 46.5 M, 284.1 G at 800x1280).
 The paper, in another schedule: 39.0 box AP, 35.5 mask AP on COCO val; 38.0 and 34.6 without the block.
 
-torchrun --nproc-per-node 8 tools/train.py configs/research/mask_rcnn_r50_nonlocal_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train mask_rcnn_r50_nonlocal_coco --launcher pytorch
 """
 
 _base_ = [

@@ -1,6 +1,6 @@
 """Masked pretraining of a DeiT-Ti on any folder of images, for one small machine: 128 pixels, masked patches replaced.
 
-python tools/train.py configs/research/masked_deit_t_photos.py --cfg-options data_root=/path/to/folder
+vitdense train masked_deit_t_photos --cfg-options data_root=/path/to/folder
     model.backbone.type=vitdense.StemViT model.backbone.stem=hmlp_ln    # another stem
     model.target.type=mean_colour    # another target
 """

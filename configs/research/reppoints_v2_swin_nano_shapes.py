@@ -1,6 +1,6 @@
 """RepPoints V2, small in every part, on a nano Swin and the boxes of the embedded data set.
 
-python tools/train.py configs/research/reppoints_v2_swin_nano_shapes.py
+vitdense train reppoints_v2_swin_nano_shapes
 """
 
 _base_ = ["_base_/reppoints_v2.py", "../_base_/swin_nano.py", "../_base_/shapes_boxes.py", "../_base_/det_nano.py"]

@@ -1,6 +1,6 @@
 """RepPoints V2, Swin-T, 3x: 50.0 box AP in the Swin paper, 45 M, 283 G (counted: 44.9 M, 282.0 G at 800x1280).
 
-torchrun --nproc-per-node 8 tools/train.py configs/research/reppoints_v2_swin_t_coco.py --launcher pytorch
+torchrun --nproc-per-node 8 -m vitdense train reppoints_v2_swin_t_coco --launcher pytorch
 """
 
 _base_ = ["_base_/reppoints_v2.py", "../_base_/coco_boxes.py", "../_base_/schedule_3x.py", "../_base_/det_runtime.py"]

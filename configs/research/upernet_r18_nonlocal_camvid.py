@@ -1,7 +1,7 @@
 """UPerNet, a ResNet-18 of half the width with one non-local block, from scratch on CamVid, for one small machine.
 
-python tools/train.py configs/research/upernet_r18_nonlocal_camvid.py --cfg-options data_root=/path/to/camvid
-python tools/train.py configs/research/upernet_r18_nonlocal_camvid.py --cfg-options model.backbone.attention=None
+vitdense train upernet_r18_nonlocal_camvid --cfg-options data_root=/path/to/camvid
+vitdense train upernet_r18_nonlocal_camvid --cfg-options model.backbone.attention=None
 """
 
 _base_ = ["../_base_/upernet_swin_nano.py", "../_base_/camvid.py", "../_base_/seg_nano.py"]

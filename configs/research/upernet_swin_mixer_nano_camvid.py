@@ -1,6 +1,6 @@
 """The nano UPerNet from scratch on CamVid with a Swin-Mixer of the cost of the nano Swin.
 
-python tools/train.py configs/research/upernet_swin_mixer_nano_camvid.py --cfg-options data_root=/path/to/camvid
+vitdense train upernet_swin_mixer_nano_camvid --cfg-options data_root=/path/to/camvid
     model.backbone.shift=False  # windows that do not shift
 """
 

@@ -1,4 +1,4 @@
-"""`tools/benchmark.py --deploy`: what is timed, and that forms which compute something else are refused."""
+"""`vitdense benchmark --deploy`: what is timed, and that forms which compute something else are refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`tools/benchmark.py`: one run as a user's, and the pairs of models it times."""
+"""`vitdense benchmark`: one run as a user's, and the pairs of models it times."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`tools/convert.py` as a user runs it."""
+"""`vitdense convert` as a user runs it."""
 
 import sys
 from dataclasses import replace

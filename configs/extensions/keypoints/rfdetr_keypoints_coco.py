@@ -1,6 +1,6 @@
 """RF-DETR with keypoints (preview), COCO's people at 576 pixels, 100 epochs: published 71.8 keypoint AP.
 
-torchrun --nproc-per-node 4 tools/train.py rfdetr_keypoints_coco --launcher pytorch --amp
+torchrun --nproc-per-node 4 -m vitdense train rfdetr_keypoints_coco --launcher pytorch --amp
 """
 
 _base_ = [

@@ -1,6 +1,6 @@
 """RF-DETR with keypoints, small in every part, on the embedded figures at 192 pixels.
 
-python tools/train.py configs/extensions/keypoints/rfdetr_keypoints_nano_figures.py
+vitdense train rfdetr_keypoints_nano_figures
 """
 
 _base_ = ["../../_base_/rfdetr_nano.py", "_base_/figures.py", "../../_base_/det_nano.py"]

@@ -1,7 +1,7 @@
 """ATSS, small in every part, on a trunk of timm and the boxes of the embedded data set.
 Any other name of timm does, with its channels.
 
-python tools/train.py configs/extensions/trunks/atss_timm_shapes.py
+vitdense train atss_timm_shapes
 """
 
 _base_ = "../../demo/atss_swin_nano_shapes.py"

@@ -1,7 +1,7 @@
 """A UPerNet on a trunk of timm and the embedded data set.
 Any other name of timm does, with its channels.
 
-python tools/train.py configs/extensions/trunks/upernet_timm_shapes.py
+vitdense train upernet_timm_shapes
 """
 
 _base_ = "../../demo/upernet_swin_nano_shapes.py"

@@ -48,6 +48,6 @@ def test_options_of_the_tools_that_contradict_each_other_are_refused(repo, monke
 def test_cfg_options_given_twice_add_up(repo):
     from vitdense.mm.config.arguments import make_parser
 
-    args = make_parser("").parse_args(["x", "--cfg-options", "a=1", "--cfg-options", "b=2"])
+    args = make_parser("", "vitdense").parse_args(["x", "--cfg-options", "a=1", "--cfg-options", "b=2"])
     assert args.cfg_options == {"a": 1, "b": 2}
-    assert make_parser("").parse_args(["x"]).cfg_options == {}
+    assert make_parser("", "vitdense").parse_args(["x"]).cfg_options == {}

@@ -91,7 +91,7 @@ def test_an_empty_image():
 
 @pytest.mark.long
 def test_the_test_of_a_config_has_tiles(tmp_path):
-    """`tools/test.py --tiles`: a tile as large as the images changes nothing, smaller ones do."""
+    """`vitdense test --tiles`: a tile as large as the images changes nothing, smaller ones do."""
 
     def make():
         cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path / "work"))

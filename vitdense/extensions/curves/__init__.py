@@ -3,7 +3,7 @@
 from vitdense.seams import Extension
 
 EXTENSION = Extension(
-    commands={"plot": "draw the curves of training runs"},
+    commands={"plot": ("train", "draw the curves of training runs")},
     options={"train": "vitdense.extensions.curves.options"},
     registers={"mmengine": "vitdense.extensions.curves.hook"},
 )

@@ -3,6 +3,6 @@
 from vitdense.seams import Extension
 
 EXTENSION = Extension(
-    commands={"verify": "whether an exported model computes here what it did where it was trained"},
+    commands={"verify": ("use", "whether an exported model computes here what it did where it was trained")},
     options={"export": "vitdense.extensions.proof.option"},
 )

@@ -2,4 +2,4 @@
 
 from vitdense.seams import Extension
 
-EXTENSION = Extension(commands={"show": "draw what a trained model sees in an image"})
+EXTENSION = Extension(commands={"show": ("use", "draw what a trained model sees in an image")})

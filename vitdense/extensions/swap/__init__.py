@@ -3,6 +3,6 @@
 from vitdense.seams import Extension
 
 EXTENSION = Extension(
-    commands={"swap": "another backbone in a config you already have"},
+    commands={"swap": ("prepare", "another backbone in a config you already have")},
     options={"new": "vitdense.extensions.swap.options"},
 )

@@ -137,7 +137,7 @@ def _read_list(text: str) -> Any:
     return read.options["key"]
 
 
-def make_parser(description: str, prog: str | None = None) -> Parser:
+def make_parser(description: str, prog: str) -> Parser:
     """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
     parser = Parser(prog, description=description)
     parser.add_argument("config", help="config file")

@@ -1,4 +1,4 @@
-"""Training and testing from a config, as `tools/` call them."""
+"""Training and testing from a config, as the commands call them."""
 
 import copy
 import logging
