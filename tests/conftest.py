@@ -40,6 +40,10 @@ LARGER = [path for path in RECIPES if any(re.fullmatch(pattern, path.stem) for p
 logging.getLogger("torch.__trace").propagate = True
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background, Ctrl-C is ignored
 PARITY_TABLE: list[str] = []  # printed at the end of a run with `pytest -s`
+collect_ignore = [] if find_spec("onnxscript") else ["mm/export"]
+if not find_spec("mmseg"):  # mm is an extra: what needs torch alone
+    collect_ignore = ["extensions", "faults", "mm", "pairs", "peers", "research", "scripts", "tools"]
+    collect_ignore += [path.name for path in Path(__file__).parent.glob("test_*.py") if path.stem != "test_module"]
 
 
 def pytest_collection_finish() -> None:

@@ -6,15 +6,12 @@ import socket
 
 import pytest
 from conftest import REPO
+from mkdocs.commands.build import build
 
+import gallery
 import vitdense
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-build = pytest.importorskip("mkdocs.commands.build").build
 pytestmark = pytest.mark.docs
-
-import gallery  # noqa: E402  it needs mm
 
 # Entries of the registries that belong to another project.
 OTHERS = {"LN2d"}

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 import torch
 from conftest import LARGER, RECIPES, REPO, needs_research
+from mmengine.config import Config
 
 from vitdense.families import MODELS
 from vitdense.flops import count
@@ -18,9 +19,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.classes import class_counts
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
-
-pytest.importorskip("mmdet")
-from mmengine.config import Config
 
 pytestmark = pytest.mark.long
 # Those without a head, for pretraining, are in tests/pretraining.
@@ -42,8 +40,6 @@ def build_on_meta(cfg):
 )
 def test_config_builds_and_its_parts_fit(path):
     cfg = loaded(path)
-    if cfg.default_scope == "mmseg":
-        pytest.importorskip("mmseg")
     model = build_on_meta(copy.deepcopy(read(path))).eval()  # as its file has it, which mm's own tools read
     image = torch.empty(1, 3, 97, 161, device="meta")
     maps = model.extract_feat(image)
@@ -92,7 +88,6 @@ for path in sys.argv[1:]:
 
 def test_types_of_recipes_are_built_by_importing_only_vitdense():
     """Every type of a recipe, as mm's own tools do, in a process that imports vitdense and nothing else of ours."""
-    pytest.importorskip("mmseg")
     types, paths = set(), []
     for path in sorted(CONFIGS, key=lambda path: "nano" not in path.stem and "_t_" not in path.stem):  # the small first
         found = {node["type"] for node in nodes(read(path).model) if "type" in node}

@@ -33,8 +33,6 @@ from vitdense.checkpoint.schemes import NAMING
 from vitdense.families import MODELS, find_model
 from vitdense.mm.data.shapes import CLASSES as SHAPES
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 pytestmark = pytest.mark.docs
 
 PAGES = [REPO / "README.md", REPO / "configs/README.md", *sorted(REPO.glob("docs/**/*.md"))]

@@ -63,7 +63,6 @@ def run_in(folder, environment, *command):
 
 
 def test_without_an_extension_the_rest_is_imported_and_built(tmp_path):
-    pytest.importorskip("mmdet")
     folders = {name: str(tmp_path / name) for name in EXTENSIONS}
     for name, folder in folders.items():
         copy_without([name], Path(folder))
@@ -75,7 +74,6 @@ SETS = [pytest.param(EXTENSIONS, id="all"), *(pytest.param([x], id=x, marks=pyte
 
 @pytest.mark.parametrize("names", SETS)
 def test_without_extensions_the_tests_of_the_core_pass(names, tmp_path):
-    pytest.importorskip("mmdet")
     environment = copy_without(names, tmp_path)
     tests = [f"tests/{path}" for path in QUICK]
     run_in(tmp_path, environment, "-m", "pytest", "-q", "-m", "not long and not commands", *tests)

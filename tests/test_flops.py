@@ -3,7 +3,6 @@ import torch
 from conftest import LARGER, needs_research
 from torch import nn
 
-pytest.importorskip("mmengine")
 from vitdense.flops import Row, count, macs, table
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -60,7 +59,6 @@ OF_TRANSFORMERS = [  # its EoMT, to the digits, 0.01 %, in which they are given
 
 
 def built(name):
-    pytest.importorskip("mmseg" if "ade20k" in name else "mmdet")
     with torch.device("meta"):
         return build_model(load_config(name)).eval()
 

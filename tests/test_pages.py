@@ -15,18 +15,14 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import RECIPES, REPO
-from PIL import Image
-from test_docs import BLOCKS, CONFIGS, PAGES
-from torch.distributed.run import parse_args as torchrun_arguments
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-
 from commands import run_command
+from conftest import RECIPES, REPO
 from mmdet.datasets import CocoDataset, CocoPanopticDataset
 from mmengine.config import Config
 from mmengine.registry import DATASETS
+from PIL import Image
+from test_docs import BLOCKS, CONFIGS, PAGES
+from torch.distributed.run import parse_args as torchrun_arguments
 
 import vitdense
 from vitdense.families import find_model

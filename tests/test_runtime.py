@@ -218,7 +218,6 @@ def test_fitted_is_mmcvs():
 
 def test_other_files_and_images_are_refused(tmp_path):
     onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxruntime")
     info = onnx.helper.make_tensor_value_info
     image, out = (info(name, onnx.TensorProto.FLOAT, ["b", 3, "h", "w"]) for name in ("image", "logits"))
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["image"], ["logits"])], "g", [image], [out])

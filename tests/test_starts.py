@@ -47,7 +47,6 @@ print([name for name in ({other!r}, "timm") if name in sys.modules])
 
 @pytest.mark.parametrize("command", [*COMMANDS, *seams.commands()])
 def test_help_and_an_unknown_option_import_no_package_that_takes_seconds(command):
-    pytest.importorskip("mmengine")
     code = f"""
 import sys
 from vitdense.__main__ import main

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from commands import environment, run_command
 
-pytest.importorskip("mmdet")
 import vitdense
 from vitdense import seams
 from vitdense.__main__ import COMMANDS

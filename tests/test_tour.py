@@ -4,12 +4,11 @@ import os
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 from conftest import REPO
 
-nbformat = pytest.importorskip("nbformat")
-nbclient = pytest.importorskip("nbclient")
-pytest.importorskip("mmdet")
 pytestmark = pytest.mark.docs
 TOUR = REPO / "docs/tour.ipynb"
 LENGTHS = "ITERATIONS, TRAIN_IMAGES, VAL_IMAGES = "

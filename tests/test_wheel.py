@@ -20,7 +20,6 @@ from PIL import Image
 
 import vitdense
 
-pytest.importorskip("mmseg")
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 MOST = 2.5e6  # bytes of the wheel

@@ -4,10 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from PIL import Image
-
-pytest.importorskip("mmdet")
 from commands import run_command
+from PIL import Image
 
 pytestmark = [pytest.mark.long, pytest.mark.docs]
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-pytest.importorskip("mmdet")
 from vitdense.mm.checks.report import report
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_dataset

@@ -9,15 +9,11 @@ import os
 
 import pytest
 import torch
-from safetensors.torch import save_file
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import LoadAnnotations
+from safetensors.torch import save_file
 
 from vitdense import ResNet
 from vitdense.checkpoint.load import load_pretrained

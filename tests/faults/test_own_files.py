@@ -19,19 +19,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-import onnx
 from commands import forget
 from linear_vit import make
 from mmengine.config import Config
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 import vitdense
 from vitdense.extensions.curves.curves import draw_curves

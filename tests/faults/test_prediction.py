@@ -7,10 +7,8 @@ import signal
 import numpy as np
 import pytest
 import torch
-from PIL import Image, features
-
-pytest.importorskip("mmdet")
 from commands import start_tool
+from PIL import Image, features
 
 from vitdense.errors import OptionError
 from vitdense.mm.cli.predict import PredictionError, predict

@@ -6,10 +6,8 @@ import time
 
 import psutil
 import pytest
-from conftest import REPO
-
-pytest.importorskip("mmseg")
 from commands import start_tool
+from conftest import REPO
 from test_tools import OF_SEGMENTORS, SHRINK
 
 from vitdense.mm.checkpoints import read_checkpoint

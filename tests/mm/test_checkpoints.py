@@ -5,8 +5,6 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmengine")
 from mmengine.logging import HistoryBuffer
 from mmengine.model import BaseModel
 from mmengine.runner import Runner

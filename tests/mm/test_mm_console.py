@@ -84,7 +84,6 @@ def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):
 @pytest.mark.long
 @pytest.mark.parametrize("score_thr", [0.0, 2.0])
 def test_prediction_of_an_untrained_detector_is_quiet_and_may_be_empty(tmp_path, score_thr):
-    pytest.importorskip("mmdet")
     cfg = load_config("cascade_swin_nano_shapes")
     cfg.model.test_cfg.rcnn.score_thr = score_thr
     cfg.visualizer.name = f"of {tmp_path}"  # mmengine warns where one of the same name exists

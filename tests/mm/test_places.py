@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import HAS_RESEARCH
+from mmcv.ops import multi_scale_deform_attn
+from mmdet.structures import DetDataSample
+from mmdet.structures.mask import BitmapMasks
+from mmengine.registry import HOOKS, MODELS
+from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
 from vitdense.mm.config.build import build_model
@@ -17,13 +22,6 @@ from vitdense.mm.config.query import nodes
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector
 from vitdense.mm.guard import guard_model
-
-pytest.importorskip("mmdet")
-from mmcv.ops import multi_scale_deform_attn
-from mmdet.structures import DetDataSample
-from mmdet.structures.mask import BitmapMasks
-from mmengine.registry import HOOKS, MODELS
-from mmengine.structures import InstanceData
 
 pytestmark = pytest.mark.long
 

@@ -17,9 +17,6 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference
 from vitdense.mm.train import launch
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-
 CPU_INFO = Path("/proc/cpuinfo")
 
 

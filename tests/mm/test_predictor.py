@@ -22,9 +22,6 @@ from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.predictor import Predictor
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-
 pytestmark = pytest.mark.long
 RECIPES = {"detector": "cascade_swin_nano_shapes", "segmentor": "upernet_swin_nano_shapes"}
 FIELDS = ("boxes", "scores", "labels", "masks", "semantic")

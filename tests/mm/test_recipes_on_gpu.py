@@ -6,15 +6,12 @@ import math
 import pytest
 import torch
 from conftest import RECIPES
+from mmengine.runner import Runner
 
 import vitdense
 from vitdense.__main__ import main
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-from mmengine.runner import Runner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NANO = sorted(path.stem for path in RECIPES if path.stem.endswith("_nano_shapes"))

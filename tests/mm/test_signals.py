@@ -9,7 +9,6 @@ import time
 import pytest
 import torch
 
-pytest.importorskip("mmengine")
 from vitdense.mm import processes
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.processes import (

@@ -7,8 +7,6 @@ import shutil
 import pytest
 import torch
 from conftest import REPO
-
-pytest.importorskip("mmengine")
 from safetensors.torch import save_file
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError

@@ -5,10 +5,6 @@ from collections.abc import Mapping
 from itertools import combinations
 
 import pytest
-
-pytest.importorskip("allpairspy")
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from allpairspy import AllPairs
 from pairs_options import CONTRADICTIONS, FIRST, MEANINGLESS, OPTIONS
 from pairs_run import Refused, Row, Shared

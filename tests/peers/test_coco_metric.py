@@ -14,8 +14,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from mmengine.registry import DATASETS, METRICS, init_default_scope
 from pycocotools import mask as rle
 from pycocotools.coco import COCO

@@ -6,12 +6,9 @@ from collections import Counter
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from mmdet.datasets import XMLDataset
 from mmseg.datasets.transforms import LoadAnnotations
+from PIL import Image
 
 from vitdense.mm.data.detection import CocoDataset
 from vitdense.mm.data.label_maps import LabelMaps, read_label_map

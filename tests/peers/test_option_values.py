@@ -1,10 +1,9 @@
 """Values of ``--cfg-options`` as mmengine's `DictAction` reads them; where they differ, on purpose, a row says why."""
 
 import pytest
+from mmengine.config import DictAction
 
 from vitdense.mm.config.arguments import parse_value
-
-DictAction = pytest.importorskip("mmengine.config").DictAction
 
 SAME = [
     *("1", "-1", "007", "1_000", "1e-4", "1.", "inf", "None", "true", "False", "", "a", "3a"),

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from mmengine.structures import InstanceData
 from pycocotools import mask as rle
 

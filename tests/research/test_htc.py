@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-
-from vitdense.mm.config.load import load_config
-
-pytest.importorskip("mmdet")
 from mmdet.models.roi_heads import HybridTaskCascadeRoIHead
 from mmdet.registry import MODELS
 from mmdet.structures.bbox import bbox2roi
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
+
+from vitdense.mm.config.load import load_config
 
 SIDE, WIDTH, CLASSES = 128, 8, 3
 

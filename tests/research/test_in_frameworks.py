@@ -16,8 +16,6 @@ from vitdense.mm.config.load import load_config
 from vitdense.mm.train.launch import train
 
 changes = pytest.importorskip("vitdense.extensions.swap.changes")
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 
 ROWS = {**RESEARCH, "mvit v1": MODELS["mvit v1"]}
 QUICK = ("nat", "resnet, SAGAN")  # the others are slow

@@ -200,7 +200,6 @@ def test_sizes_are_the_authors():
 @pytest.mark.long
 def test_tables_have_no_weight_decay(repo):
     """Norms do not decay either, as in the authors' configs for detection and segmentation."""
-    pytest.importorskip("mmengine")
     from mmengine.optim import build_optim_wrapper
 
     from vitdense.mm.config.load import load_config

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import REPO
+from mmdet.structures import DetDataSample
+from mmengine.structures import InstanceData
 from test_configs import build_on_meta, decays
 from torch import nn
 from torchvision.ops import DeformConv2d
@@ -16,11 +18,6 @@ from vitdense.checkpoint.load import fit_whole
 from vitdense.flops import num_params
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-
-pytest.importorskip("mmdet")
-from mmdet.structures import DetDataSample
-from mmengine.structures import InstanceData
-
 from vitdense.research.reppoints_v2 import head as reppoints_v2
 from vitdense.research.reppoints_v2.head import RepPointsV2Head, giou_loss_plus_one, semantic_focal_loss
 from vitdense.research.reppoints_v2.targets import assign_init, corner_targets, gaussian_radius

@@ -5,8 +5,6 @@ import copy
 import pytest
 import torch
 from conftest import REPO
-
-pytest.importorskip("mmdet")
 from mmengine.config import ConfigDict
 from random_detector import HEIGHT, WIDTH, build, image, random_detector, view
 

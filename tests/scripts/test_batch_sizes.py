@@ -5,9 +5,6 @@ from collections import Counter
 
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
-
 from mmengine import Config
 from mmengine.registry import MODELS, init_default_scope
 

@@ -56,7 +56,6 @@ def test_speeds_are_medians_of_the_ratios_of_rounds():
 @pytest.mark.slow
 def test_every_form_of_a_small_image(tmp_path):
     """Ours and mmdet's, with their maps compared. Compiling takes minutes."""
-    pytest.importorskip("mmdet")
     import measuring
 
     models = measuring.pair("swin_tiny", "mmdet", (64, 96))

@@ -133,7 +133,6 @@ def test_feature_that_a_peer_does_not_have_is_named(row, to, feature):
 
 def test_source_and_target_are_run_and_attention_masks_ignored():
     """Published checkpoints of the authors and of mmseg have attention masks of one image size."""
-    pytest.importorskip("mmdet")
     model, spec = comparable(SWIN)
     state = {key: x for key, x in Swin(ARCH, window_size=4).state_dict().items() if not key.startswith("norm")}
     state = convert(state, "mmdet").state

@@ -7,7 +7,6 @@ import pytest
 from conftest import HAS_RESEARCH, REPO, needs_research
 from conftest import RECIPES as CONFIGS
 
-pytest.importorskip("mmseg")
 import zoo  # a tool, which needs mm
 from vitdense.families import MODELS
 

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 
 def test_script_prints_ratios():
-    pytest.importorskip("mmdet")
     options = ["--shape", "64", "96", "--rounds", "1", "--threads", "1", "--json"]
     command = [sys.executable, "tools/benchmark.py", "swin_tiny", *options]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)

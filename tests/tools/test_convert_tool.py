@@ -62,7 +62,6 @@ def test_licence_of_the_weights(run, tmp_path, monkeypatch):
 
 
 def test_there_and_back_with_verification(run, tmp_path):
-    pytest.importorskip("mmseg")
     state = save_random(ViT("deit_tiny", out_norm="none"), tmp_path / "own.pth")
     out = run(tmp_path / "own.pth", tmp_path / "mm.safetensors", "--to", "mmseg", "--verify", "deit_tiny")
     assert "vit: vitdense -> mmseg names" in out

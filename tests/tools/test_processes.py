@@ -12,7 +12,6 @@ from commands import run_command
 from conftest import REPO, made_once
 from test_tools import OF_DETECTORS, OF_SEGMENTORS, SHRINK, environment, tool
 
-pytest.importorskip("mmseg")
 from vitdense.mm.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]

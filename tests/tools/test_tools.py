@@ -12,10 +12,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from conftest import REPO
-
-pytest.importorskip("mmdet")
 from commands import environment
+from conftest import REPO
 from mmengine.logging import MMLogger
 
 from vitdense.mm.config import model_index as published
@@ -280,7 +278,6 @@ def test_flops_prints_a_table_or_json(tool_here):
 @pytest.fixture(scope="module")
 def segmentor(tiny) -> Path:
     """The config of a segmentor on the same images."""
-    pytest.importorskip("mmseg")
     config = tiny.parent / "segmentor.py"
     base = str(REPO / "configs/demo/upernet_swin_nano_shapes.py")
     config.write_text(SHRINK.format(base=base, root=f"{tiny.parent}/shapes/", best="mIoU") + OF_SEGMENTORS)

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-
-pytest.importorskip("mmengine")
 from matplotlib import figure
 from mmengine.config import Config
 from mmengine.registry import HOOKS

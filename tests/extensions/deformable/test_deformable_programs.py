@@ -70,7 +70,6 @@ class Attended(nn.Module):
 
 @pytest.mark.long
 def test_deformable_attention_as_a_program_of_all_sizes(tmp_path):
-    pytest.importorskip("onnxscript")
     model, image = Attended().eval(), torch.randn(3, 3, 77, 50)
     with torch.no_grad():
         want = model(image)
@@ -85,7 +84,6 @@ def test_deformable_attention_as_a_program_of_all_sizes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dino", "mask2former"])
 def test_a_program_of_all_sizes(name, tmp_path):
-    pytest.importorskip("onnxscript")
     model = built(name)
     fix(model)
     model = (Detector if name == "dino" else MaskTransformer)(model).eval()

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import forget
-
-pytest.importorskip("mmseg")
-pytest.importorskip("mmdet")
 from mmdet.models import DetDataPreprocessor
 from mmdet.structures import DetDataSample
 from mmengine.dataset import pseudo_collate

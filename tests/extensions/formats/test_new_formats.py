@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
-pytest.importorskip("mmdet")
 from commands import run_command
+from PIL import Image
 
 from vitdense.mm.config.load import load_config
 

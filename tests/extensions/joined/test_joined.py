@@ -9,14 +9,10 @@ import sys
 from argparse import Namespace
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("onnxscript")
-import onnx
 
 import vitdense
 from vitdense import runtime

@@ -8,9 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-
-pytest.importorskip("mmdet")
-pytest.importorskip("onnxscript")
 from mmdet.structures import DetDataSample
 from PIL import Image
 

@@ -6,8 +6,6 @@ import unicodedata
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("mmdet")
 from mmengine.config import Config
 from mmengine.registry import DATASETS, init_default_scope
 

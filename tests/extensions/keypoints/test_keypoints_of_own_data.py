@@ -4,8 +4,6 @@ import json
 
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from test_rfdetr_keypoints import drawn
 
 from vitdense.__main__ import main

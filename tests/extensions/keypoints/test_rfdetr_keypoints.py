@@ -3,14 +3,12 @@
 import pytest
 import torch
 from conftest import relative_error
-from rfdetr_drawn import GOLDEN, assert_same_losses, normal, shapes_of, targets, weights, with_keypoints
-from safetensors.torch import load_file
-
-pytest.importorskip("mmdet")
 from mmdet.models.detectors import SingleStageDetector
 from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
+from rfdetr_drawn import GOLDEN, assert_same_losses, normal, shapes_of, targets, weights, with_keypoints
+from safetensors.torch import load_file
 
 from vitdense.checkpoint.load import fit_whole
 from vitdense.errors import OptionError

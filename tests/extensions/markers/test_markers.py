@@ -5,9 +5,6 @@ import copy
 import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.dataset import Compose

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from mmengine.config import Config
 
 from vitdense.errors import OptionError

@@ -5,8 +5,6 @@ import json
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from random_detector import random_detector
 
 import vitdense

@@ -4,13 +4,8 @@ import json
 from argparse import Namespace
 
 import numpy as np
-import pytest
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
 import onnx
+import pytest
 from linear_vit import make, save_random
 
 from vitdense.mm.cli.export import Wish, export

@@ -5,13 +5,11 @@ from importlib.util import find_spec
 
 import cv2
 import numpy as np
+import onnx
+import onnxruntime
 import pytest
 
 from vitdense.runtime import ENGINES, Program, fitted
-
-onnx = pytest.importorskip("onnx")
-onnxruntime = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
 
 ABOUT = {
     "mean": [123.675, 116.28, 103.53],

@@ -8,14 +8,9 @@ from argparse import Namespace
 from functools import cache
 
 import numpy as np
+import onnx
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
-import onnx
 from linear_vit import make, save_random
 
 from graph_faults import set_attribute, set_entry, set_half, set_value

@@ -5,9 +5,6 @@ import re
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from kinds import Coco, Maps, config_of, square
 
 from vitdense.extensions.report.options import after

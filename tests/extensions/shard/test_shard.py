@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_ranks
-
-pytest.importorskip("mmengine")
 from mmengine.model import revert_sync_batchnorm
 from safetensors.torch import save_file
 from test_contract import BACKBONES

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from commands import run_command
-
-pytest.importorskip("mmseg")
 from test_processes import config, same, torchrun, trained  # noqa: F401  two are fixtures
 
 from vitdense.checkpoint.errors import CheckpointMismatchError

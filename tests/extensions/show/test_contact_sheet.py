@@ -16,8 +16,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 pytestmark = pytest.mark.long
 SIZE = (96, 160)
 

@@ -9,25 +9,22 @@ from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 
+import mmdet.testing
 import pytest
 import torch
 from conftest import REPO, relative_error
+from mmdet.models.roi_heads.mask_heads import fcn_mask_head
+from mmengine.config import Config
+from mmengine.structures import PixelData
+from mmseg.structures import SegDataSample
 
 from vitdense.checkpoint.load import fit_whole
+from vitdense.extensions.swap.changes import channel_changes, model_changes
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.files import find_config
+from vitdense.mm.config.query import nodes
 
-mmdet_testing = pytest.importorskip("mmdet.testing")
-pytest.importorskip("mmseg")
 pytestmark = pytest.mark.long
-
-from mmdet.models.roi_heads.mask_heads import fcn_mask_head  # noqa: E402
-from mmengine.config import Config  # noqa: E402
-from mmengine.structures import PixelData  # noqa: E402
-from mmseg.structures import SegDataSample  # noqa: E402
-
-from vitdense.extensions.swap.changes import channel_changes, model_changes  # noqa: E402
-from vitdense.mm.config.build import build_model  # noqa: E402
-from vitdense.mm.config.files import find_config  # noqa: E402
-from vitdense.mm.config.query import nodes  # noqa: E402
 
 FOLDERS = {package: Path(find_spec(package).origin).parent / ".mim/configs" for package in ("mmdet", "mmseg")}
 LANGUAGE = {"glip", "grounding_dino", "mm_grounding_dino"}  # folders: models with a language model
@@ -139,10 +136,10 @@ def feature_error(theirs, ours, cfg):
 def batch(cfg, num_images):
     """Images with annotations, as a data loader gives them."""
     if cfg.model.type == "Mask2FormerVideo":
-        return mmdet_testing.demo_track_inputs(1, 2, image_shapes=(3, SIDE, SIDE), num_classes=10, with_mask=True)
+        return mmdet.testing.demo_track_inputs(1, 2, image_shapes=(3, SIDE, SIDE), num_classes=10, with_mask=True)
     if cfg.default_scope == "mmdet":
         has_masks = any("mask" in key for node in nodes(cfg.model) for key in node)
-        return mmdet_testing.demo_mm_inputs(
+        return mmdet.testing.demo_mm_inputs(
             num_images, (3, SIDE, SIDE), num_items=[3, 2][:num_images], with_mask=has_masks, with_semantic=has_masks
         )
     channels = cfg.model.backbone.get("in_channels", 3)

@@ -11,8 +11,6 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 SWIN_T, DEIT_S = [96, 192, 384, 768], [384] * 4
 RETINANET = "mmdet::retinanet/retinanet_r18_fpn_1x_coco.py"
 OF_SWIN = "mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py"

@@ -10,9 +10,6 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.train.optim import layer_factors
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-
 
 @pytest.mark.long
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from vitdense.mm.checks.schedule import monitors, schedule, warm_up
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
 
-pytest.importorskip("mmdet")
 SWIN = {"type": "vitdense.Swin", "arch": {"embed_dims": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}}
 
 

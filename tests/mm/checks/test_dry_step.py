@@ -16,8 +16,6 @@ from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
 from vitdense.mm.train.runner import Runner
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 BOXES, MASKS, MAPS = "cascade_rcnn_swin_nano_shapes", "cascade_swin_nano_shapes", "upernet_swin_nano_shapes"
 
 

@@ -12,7 +12,6 @@ from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.data import coco
 from vitdense.mm.data.shapes import draw_dataset
 
-pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")
 
 IMAGES = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]

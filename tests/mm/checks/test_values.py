@@ -10,7 +10,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 
-pytest.importorskip("mmdet")
 NO_VALIDATION = {"val_cfg": None, "val_dataloader": None, "val_evaluator": None}
 
 

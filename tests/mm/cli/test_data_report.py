@@ -4,9 +4,6 @@ import re
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from kinds import Coco, H, Maps, W, config_of, photo
 from mmengine.config import Config
 

@@ -9,8 +9,6 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
 
-pytest.importorskip("mmdet")
-
 MINE = """
 _base_ = "vitdense::configs/cascade_swin_t_coco.py"
 model = dict(backbone=dict(drop_path_rate=0.1))

@@ -22,8 +22,6 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import class_heads
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 DETECTION = ["new", "detection", "--train", "train.json", "--val", "val.json", "--images", "pictures"]
 SEGMENTATION = ["new", "segmentation", "--images", "images/train", "--labels", "labels/train"]
 SEGMENTATION += ["--val-images", "images/val", "--val-labels", "labels/val"]

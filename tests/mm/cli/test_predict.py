@@ -20,7 +20,6 @@ from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
 from vitdense.mm.predictor import ImageReader, Predictor, load_model, read_pixels
 from vitdense.results.result import Result
 
-pytest.importorskip("mmseg")
 NAMES = ["background", *CLASSES]
 COLOURS = [(0, 0, 0), *PALETTE]
 
@@ -196,7 +195,6 @@ def test_wrong_images_outputs_and_scope_are_errors(cfg, checkpoint, images, tmp_
 
 
 def three_objects(scores):
-    pytest.importorskip("mmdet")
     from mmengine.structures import InstanceData
 
     boxes = torch.tensor([[2.0, 2, 30, 30], [40, 4, 60, 50], [70, 20, 100, 60]])

@@ -16,7 +16,6 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.query import class_heads, drop_weights
 
-pytest.importorskip("mmdet")
 NAMES = ("cat", "dog", "red fox")
 SQUARE = [1, 2, 10, 2, 10, 11, 1, 11]
 
@@ -193,7 +192,6 @@ def test_classes_follow_the_order_of_a_checkpoint(mine, tmp_path):
 
 
 def test_values_of_label_maps_follow_by_name(mine):
-    pytest.importorskip("mmseg")
     lines = "train_dataloader['dataset'].update(metainfo=dict(classes=('a', 'b', 'c')))\n"
     lines += (
         "val_dataloader['dataset'].update(metainfo=dict(classes=('c', 'a', 'b'), palette=[[3] * 3, [1] * 3, [2] * 3]))"
@@ -236,7 +234,6 @@ def test_joined_data_sets_with_other_classes_match_by_name(mine, tmp_path, parts
 
 
 def test_joined_label_maps_with_other_classes_match_by_name(mine):
-    pytest.importorskip("mmseg")
     cfg = mine(
         "part = train_dataloader['dataset']\n"
         "train_dataloader = dict(dataset=dict(_delete_=True, type='ConcatDataset', datasets=[\n"

@@ -3,8 +3,6 @@ import pytest
 from vitdense.mm.config.limits import raised_limits
 from vitdense.mm.config.load import load_config
 
-pytest.importorskip("mmdet")
-
 
 @pytest.mark.parametrize("densest", [0, 93, 100])
 @pytest.mark.parametrize("name", ["cascade_swin_t_coco", "dino_swin_t_coco", "atss_swin_t_coco"])

@@ -11,8 +11,6 @@ from vitdense.mm.config.model_index import find_published, list_published
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.errors import ConfigError
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 MMDET = "mask-rcnn_swin-t-p4-w7_fpn_1x_coco"
 
 

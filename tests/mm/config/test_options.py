@@ -4,8 +4,6 @@ import pytest
 
 from vitdense.mm.config.load import ConfigError, load_config
 
-pytest.importorskip("mmdet")
-
 
 @pytest.fixture
 def load(repo):

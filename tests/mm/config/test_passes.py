@@ -18,8 +18,6 @@ from vitdense.mm.config.passes import BUILDING, LOADING, PREDICTING, STARTING, T
 from vitdense.mm.config.run import in_process
 from vitdense.mm.precision import Inference
 
-pytest.importorskip("mmdet")
-
 COMMANDS = {
     "train": (*LOADING, *TRAINING, *STARTING, *BUILDING),
     "test": (*LOADING, *TESTING, *BUILDING),

@@ -9,8 +9,6 @@ from vitdense.mm.config.build import build_model, explained, unknown_type
 from vitdense.mm.config.files import find_config, own_modules
 from vitdense.mm.config.load import ConfigError, load_config
 
-pytest.importorskip("mmdet")
-
 
 @pytest.mark.parametrize(
     ("text", "named"),

@@ -7,8 +7,6 @@ from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import LOADING
 
-pytest.importorskip("mmdet")
-
 
 def apply_settings(cfg):
     cfg.given.clear()  # as of a file

@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 
-pytest.importorskip("mmdet")
 from vitdense.mm.data import coco, detection, kept
 from vitdense.mm.data.coco import examine, overview, read_coco, used
 from vitdense.mm.errors import ConfigError

@@ -6,11 +6,6 @@ import json
 
 import numpy as np
 import pytest
-from mmengine.registry import DATASETS
-from PIL import Image
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from kinds import (
     SPLITS,
     Coco,
@@ -28,6 +23,8 @@ from kinds import (
     png_of,
     square,
 )
+from mmengine.registry import DATASETS
+from PIL import Image
 
 from vitdense.mm.checks.data import evaluators
 from vitdense.mm.checks.sets import data_sets

@@ -29,7 +29,6 @@ def check(cfg, splits):
 @pytest.fixture
 def maps(tmp_path):
     """Writes label maps of the given raw values, and an image for each."""
-    pytest.importorskip("mmseg")
 
     def write(*contents, dtype=np.uint8):
         for i, content in enumerate(contents):
@@ -99,7 +98,6 @@ ADE = {"type": "ADE20KDataset", "metainfo": None}
 
 @pytest.mark.parametrize("split", ["training", "validation"])
 def test_ade20k_maps_need_reduce_zero_label(shared_data, split):
-    pytest.importorskip("mmseg")
     root, prefixes = shared_data / "ade/ADEChallengeData2016", (f"images/{split}", f"annotations/{split}")
     cfg = segmentation(root, 150, prefixes, **ADE)
     assert [*data.contents(cfg, data_sets(cfg, ("train",)))] == []  # a few images have few of so many classes
@@ -109,7 +107,6 @@ def test_ade20k_maps_need_reduce_zero_label(shared_data, split):
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_camvid_maps_refuse_reduce_zero_label(shared_data, split):
-    pytest.importorskip("mmseg")
     root, prefixes = shared_data / "camvid", (f"images/{split}", f"annotations/{split}")
     check(segmentation(root, 11, prefixes, split=split), ("train", "val"))
     with pytest.raises(ConfigError, match="reduce_zero_label=False"):

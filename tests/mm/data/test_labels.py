@@ -15,9 +15,6 @@ from functools import cache
 import numpy as np
 import pytest
 from conftest import REPO
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from mmengine.registry import DATASETS, init_default_scope
 
 from vitdense.mm.cli.predict import checked

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
-
-pytest.importorskip("mmdet")
 from mmengine.registry import DATASETS, init_default_scope
+from PIL import Image
 
 from vitdense.__main__ import main
 from vitdense.mm.checks import check

@@ -4,8 +4,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-
-pytest.importorskip("mmdet")
 from mmdet.datasets import CocoDataset
 from pycocotools import mask as rle
 from pycocotools.coco import COCO

@@ -4,12 +4,13 @@ import random
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmcv")
+from mmdet.datasets import MultiImageMixDataset
+from mmdet.structures.bbox import HorizontalBoxes
 from mmengine.dataset import BaseDataset, ClassBalancedDataset, ConcatDataset, DefaultSampler, RepeatDataset
 from torch.utils.data import DataLoader
 
 from vitdense.mm.data.continued import skip
+from vitdense.mm.data.detection import Mosaic
 from vitdense.mm.data.seeded import SeededEpochSampler, SeededIndex, SeededInfiniteSampler, seed_everything
 from vitdense.mm.data.transforms import SeedFromSample, seed_steps
 from vitdense.mm.errors import ConfigError
@@ -107,7 +108,7 @@ def test_generators_of_albumentations_are_seeded(is_wrapped):
         steps = [Albu(), Albu()]
         dataset = Numbers(pipeline=[SeedFromSample(), *([] if is_wrapped else steps)])
         if is_wrapped:
-            dataset = pytest.importorskip("mmdet.datasets").MultiImageMixDataset(dataset, pipeline=[])
+            dataset = MultiImageMixDataset(dataset, pipeline=[])
             dataset.pipeline, dataset.pipeline_types = steps, ["albu", "albu"]
         seed_steps(dataset)
         return pickle.loads(pickle.dumps(dataset))[SeededIndex(0, (1, key))]["drawn"]
@@ -126,11 +127,6 @@ def test_seed_everything_separates_keys():
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_rest_of_an_epoch_has_the_mosaics_of_the_whole_epoch(workers):
-    mmdet = pytest.importorskip("mmdet.datasets")
-    from mmdet.structures.bbox import HorizontalBoxes
-
-    from vitdense.mm.data.detection import Mosaic
-
     def load(results):
         pixels, boxes = np.full((16, 16, 3), results["n"], np.uint8), torch.tensor([[2.0, 2.0, 9.0, 9.0]])
         truth = {"gt_bboxes": HorizontalBoxes(boxes), "gt_bboxes_labels": np.array([results["n"]])}
@@ -141,7 +137,7 @@ def test_the_rest_of_an_epoch_has_the_mosaics_of_the_whole_epoch(workers):
             return [{"n": i} for i in range(10)]
 
     inner = Pictures(pipeline=[SeedFromSample(), load])
-    mixed = mmdet.MultiImageMixDataset(inner, [dict(type=Mosaic, img_scale=(16, 16), pad_val=99)])
+    mixed = MultiImageMixDataset(inner, [dict(type=Mosaic, img_scale=(16, 16), pad_val=99)])
     loader = DataLoader(mixed, 2, sampler=SeededEpochSampler(mixed, seed=1), num_workers=workers, collate_fn=list)
     whole = [[one["img"] for one in batch] for batch in loader]
     skip(loader, 2)

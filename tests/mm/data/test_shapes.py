@@ -7,12 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
 
+import cv2
 import numpy as np
 import pytest
-
-pytest.importorskip("cv2")
-
-import cv2
+from pycocotools.coco import COCO
 
 from vitdense.mm.data import shapes
 
@@ -30,8 +28,7 @@ def drawn(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def load(drawn):
-    coco = pytest.importorskip("pycocotools.coco")
-    return lambda split: coco.COCO(str(drawn / f"annotations/instances_{split}.json"))
+    return lambda split: COCO(str(drawn / f"annotations/instances_{split}.json"))
 
 
 def test_an_image_depends_only_on_its_seed_split_and_index(drawn, tmp_path):

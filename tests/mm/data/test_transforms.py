@@ -17,6 +17,7 @@ from vitdense.mm.config.passes import built
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.data import transforms
 from vitdense.mm.data.detection import Mosaic
+from vitdense.mm.data.segmentation import LoadAnnotations
 from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.data.transforms import LoadImage
 from vitdense.mm.errors import ConfigError
@@ -88,7 +89,7 @@ def test_unreadable_image_in_a_data_worker_is_one_message(write, capsys):
 
 
 def test_a_label_map_that_cannot_be_read_is_named(write):
-    load = pytest.importorskip("vitdense.mm.data.segmentation").LoadAnnotations()
+    load = LoadAnnotations()
     path = write(encoded("PNG")[:60], "labels.png")["img_path"]
     with pytest.raises(ConfigError, match=r"label map .*labels\.png cannot be read"):
         load({"seg_map_path": path, "reduce_zero_label": False, "seg_fields": []})

@@ -2,16 +2,11 @@
 
 import dataclasses
 
+import onnx
 import pytest
 import torch
-from PIL import Image
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("onnxscript")
-pytest.importorskip("onnxruntime")
-import onnx
 from linear_vit import make, save_random
+from PIL import Image
 
 from vitdense import runtime
 from vitdense.mm.cli.export import Wish, export

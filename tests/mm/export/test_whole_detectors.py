@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+import onnx
 import pytest
 import torch
 from conftest import needs_research
@@ -62,9 +63,6 @@ class Steps(torch.nn.Module):
 
 
 def test_a_program_of_all_sizes_has_no_branches(tmp_path):
-    onnx = pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
     model = detector("atss", score_thr=0.02)
     head = model.bbox_head
     model.backbone, model.neck = Steps([head.in_channels] * 2), torch.nn.Identity()  # maps of strides 16 and 32
@@ -90,8 +88,6 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
 @pytest.mark.long
 def test_a_program_of_sparse_rcnn(tmp_path):
     """Two of its six stages, for one size. A file without its constants was once written, which no runtime opened."""
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
     model = detector("sparse_rcnn")
     head = model.roi_head
     head.bbox_head, head.bbox_roi_extractor = head.bbox_head[:2], head.bbox_roi_extractor[:2]
@@ -172,7 +168,6 @@ def test_of_equal_scores_the_first(number):
 
 def test_of_equal_scores_the_first_in_openvino(tmp_path):
     pytest.importorskip("openvino")
-    pytest.importorskip("onnxscript")
 
     class Best(torch.nn.Module):
         def forward(self, image):
@@ -220,8 +215,6 @@ class Read(torch.nn.Module):
 
 
 def test_boxes_without_area_in_programs(tmp_path):
-    pytest.importorskip("onnxscript")
-    pytest.importorskip("onnxruntime")
     image = torch.randn(1, 3, 32, 40)
     save_onnx(export_program(Read().eval(), image, dynamic=False), tmp_path / "read.onnx")
     for engine in filter(find_spec, ENGINES):

@@ -4,10 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-pytest.importorskip("onnxscript")
 from mmseg.structures import SegDataSample
 
 from vitdense.export.onnx import save_onnx

@@ -1,14 +1,11 @@
 """RF-DETR as one program: all sizes and batches, without operators that runtimes get wrong."""
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import relative_error
-
-pytest.importorskip("mmdet")
-pytest.importorskip("onnxscript")
-import onnx
 from mmdet.structures import DetDataSample
 from PIL import Image
 

@@ -3,10 +3,6 @@
 import pytest
 import torch
 from conftest import REPO
-
-from vitdense.mm.config.load import load_config
-
-pytest.importorskip("mmdet")
 from mmdet.models.roi_heads import CascadeRoIHead
 from mmdet.registry import MODELS
 from mmdet.structures import DetDataSample
@@ -14,6 +10,8 @@ from mmdet.structures.bbox import bbox2roi
 from mmdet.structures.mask import BitmapMasks
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
+
+from vitdense.mm.config.load import load_config
 
 SIDE, WIDTH, CLASSES = 128, 8, 3
 

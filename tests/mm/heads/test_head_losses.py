@@ -1,7 +1,4 @@
-import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from mmdet.models.losses import FocalLoss
 
 from vitdense.mm.heads.detection import ClampedFocalLoss

@@ -1,12 +1,9 @@
 """The linear head of mmseg: what it computes, and that it trains."""
 
-import pytest
 import torch
 from mmengine.model import revert_sync_batchnorm
-from torch import nn
-
-pytest.importorskip("mmseg")
 from mmengine.registry import MODELS
+from torch import nn
 
 OPTIONS = {"type": "vitdense.LinearHead", "num_classes": 5, "dropout_ratio": 0.1, "align_corners": False}
 

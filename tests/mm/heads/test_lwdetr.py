@@ -5,11 +5,9 @@ import re
 import pytest
 import torch
 from conftest import REPO, relative_error
+from mmengine.optim import build_optim_wrapper
 from rfdetr_drawn import normal, targets, weights
 from safetensors.torch import load_file
-
-pytest.importorskip("mmdet")
-from mmengine.optim import build_optim_wrapper
 from test_rfdetr import load, samples, shapes_of
 
 from vitdense.checkpoint.errors import CheckpointMismatchError

@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from mmengine.structures import InstanceData, PixelData
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
+from mmengine.structures import InstanceData, PixelData
 from mmseg.structures import SegDataSample
 from torch import nn
 

@@ -3,8 +3,6 @@
 import pytest
 from conftest import REPO
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from vitdense.mm.config.load import load_config
 
 NAMES = sorted(path.stem for path in REPO.glob("configs/*.py") if path.stem.startswith(("eomt_", "pmt_")))

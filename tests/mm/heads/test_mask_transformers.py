@@ -8,10 +8,6 @@ import torch
 from conftest import REPO, relative_error
 from safetensors import safe_open
 from safetensors.torch import load_file
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
-
 from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError

@@ -6,8 +6,6 @@ import pytest
 import torch
 from conftest import needs_research
 from pycocotools import mask as rle
-
-pytest.importorskip("mmdet")
 from random_detector import HEIGHT, WIDTH, build, image, random_detector, view
 
 from vitdense.mm.config.model import use_rle

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import HAS_RESEARCH, run_ranks
-
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, init_default_scope
 from torch import nn

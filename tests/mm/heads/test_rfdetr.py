@@ -3,15 +3,13 @@
 import pytest
 import torch
 from conftest import relative_error
-from rfdetr_drawn import GOLDEN, assert_same_losses, normal, same_points, shapes_of, targets, weights
-from safetensors.torch import load_file
-
-pytest.importorskip("mmdet")
 from mmdet.models.detectors import SingleStageDetector
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
+from rfdetr_drawn import GOLDEN, assert_same_losses, normal, same_points, shapes_of, targets, weights
+from safetensors.torch import load_file
 
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import fit_whole

@@ -9,8 +9,6 @@ import pytest
 import torch
 from mmengine.config import Config
 from mmengine.runner import Runner
-
-pytest.importorskip("mmdet")
 from rfdetr_drawn import weights
 from test_rfdetr import make, shapes_of
 

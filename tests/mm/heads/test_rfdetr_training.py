@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample
 from mmdet.structures.mask import BitmapMasks
 from mmengine.registry import MODELS, init_default_scope

@@ -7,20 +7,17 @@ import cv2
 import numpy as np
 import pytest
 import torch
-
-from vitdense.errors import OptionError
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.build import build_model
-from vitdense.mm.config.load import load_config
-from vitdense.mm.config.passes import built
-
-pytest.importorskip("mmdet")
 from mmdet.structures import DetDataSample
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 from pycocotools import mask as rle
 from torch import nn
 
+from vitdense.errors import OptionError
+from vitdense.mm.config.base import Asked
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
+from vitdense.mm.config.passes import built
 from vitdense.mm.config.query import split_pipeline
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.tiled import TiledDetector

@@ -13,8 +13,6 @@ from conftest import REPO
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train import launch
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 pytestmark = pytest.mark.slow
 BANDS = {
     "cascade_swin_nano_shapes": ("coco/bbox_mAP", 0.25, 0.45),

@@ -14,7 +14,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.models.vit.sizes import VIT
 
-pytest.importorskip("mmdet")
 NANO = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 TRUNKS = {"eva02": {"ffn_dims": 85}, "vit": {}}
 

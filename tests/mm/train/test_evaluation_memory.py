@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-
-pytest.importorskip("mmdet")
 import cv2
 import numpy as np
+import pytest
+import torch
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmengine.structures import InstanceData

@@ -12,12 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EarlyStoppingHook, Hook, LoggerHook
 from mmengine.registry import HOOKS, METRICS
-
-pytest.importorskip("mmseg")
-from filelock import FileLock
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.checkpoints import AtomicLocalBackend, read_checkpoint

@@ -18,8 +18,6 @@ from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.train.hooks import ExactLoadHook, ReproducibleHook
 
-pytest.importorskip("mmdet")
-
 
 @pytest.fixture(autouse=True)
 def _own_visualizer():
@@ -146,8 +144,6 @@ def nano(num_classes, recipe):
     ],
 )
 def test_other_classes_load_with_the_printed_option_and_only_their_layers_stay_fresh(recipe, modules):
-    if "upernet" in recipe:
-        pytest.importorskip("mmseg")
     checkpoint, model = {"state_dict": nano(8, recipe).state_dict()}, nano(3, recipe)
     with pytest.raises(CheckpointMismatchError) as error:
         fit_whole(model, checkpoint)
@@ -202,7 +198,6 @@ def logits(model, image):
 
 
 def test_segmentor_with_a_final_norm_needs_out_norm_final():
-    pytest.importorskip("mmseg")
     sizes = {"patch_size": 16, "embed_dims": 48, "num_heads": 3}
     theirs, ours, lacking = (
         segmentor(backbone, "FCNHead", in_channels=48, in_index=0, num_convs=1)

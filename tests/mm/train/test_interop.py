@@ -20,7 +20,6 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.precision import Inference
 
-pytest.importorskip("mmdet")
 pytestmark = pytest.mark.long
 
 SHRINK = """
@@ -61,7 +60,6 @@ def detector(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def segmentor(tmp_path_factory):
-    pytest.importorskip("mmseg")
     return model_of("upernet_swin_nano_shapes", "", tmp_path_factory.mktemp("segmentor"))
 
 

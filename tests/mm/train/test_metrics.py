@@ -5,8 +5,6 @@ import os
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("mmdet")
 from mmdet.evaluation import metrics as mmdet_metrics
 from pycocotools import mask as rle
 

@@ -4,11 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
-
-pytest.importorskip("mmengine")
 from mmengine.config import Config
 from mmengine.optim import ConstantLR, CosineAnnealingLR, LinearLR, OptimWrapper
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 from vitdense.mm.data.continued import Rest, skip
 from vitdense.mm.errors import ConfigError

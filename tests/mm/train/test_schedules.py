@@ -7,7 +7,6 @@ import torch
 from mmengine.optim import build_optim_wrapper
 from torch import nn
 
-pytest.importorskip("mmdet")
 from vitdense.layers.mask_attention import mask_probability, pairs_that_attend
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError

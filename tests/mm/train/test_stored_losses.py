@@ -15,8 +15,6 @@ from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train import launch
 
-pytest.importorskip("mmdet")
-pytest.importorskip("mmseg")
 pytestmark = pytest.mark.slow
 STORED, STEPS, TOLERANCE = REPO / "tests/data/losses.json", 50, 1e-4  # relative
 NANO = sorted(path.stem for path in RECIPES if path.stem.endswith("_nano_shapes"))
