@@ -1,19 +1,21 @@
 """Train a detector or a segmentor from a config."""
 
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import NamedTuple
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
-from vitdense.mm.config.arguments import add_run_arguments, make_parser, whole_number
-from vitdense.mm.config.asked import Asked
+from vitdense.mm.config.arguments import add_run_arguments, make_parser
+from vitdense.mm.config.asked import Asked, above_zero, whole_number
 from vitdense.seams import ask
 
 
 class Shortcut(NamedTuple):
     keys: tuple[str, ...]  # of --cfg-options: what it sets, and other names of the same
     help: str
+    read: Callable[[str], float] = whole_number
 
 
 SHORTCUTS = {
@@ -26,6 +28,11 @@ SHORTCUTS = {
         "length of the run, if the config counts iterations; its schedule follows",
     ),
     "batch-size": Shortcut(("train_dataloader.batch_size",), "images per GPU and step; see --auto-scale-lr"),
+    "lr": Shortcut(
+        ("optim_wrapper.optimizer.lr",),
+        "learning rate of the optimizer; factors of parts and schedules, and --auto-scale-lr, multiply it",
+        above_zero,
+    ),
     "image-size": Shortcut(
         ("settings.image_size",),
         "short side of a detector's images or of a segmentor's crops, in pixels; all sizes of the pipelines follow",
@@ -37,7 +44,7 @@ def main() -> None:
     parser = make_parser(__doc__, "vitdense train")
     add_run_arguments(parser, "train")
     for name, what in SHORTCUTS.items():
-        parser.add_argument(f"--{name}", type=whole_number, metavar="N", help=what.help)
+        parser.add_argument(f"--{name}", type=what.read, metavar="N", help=what.help)
         parser.sets(f"--{name}", *what.keys)
     parser.add_argument(
         "--log-to", nargs="+", choices=("tensorboard", "wandb"), help="also log to TensorBoard or Weights & Biases"

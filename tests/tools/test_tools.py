@@ -178,7 +178,7 @@ def test_the_printed_config_is_the_one_that_runs(tiny, trained, tool_here, tmp_p
     from vitdense.mm.checkpoints import read_checkpoint
     from vitdense.mm.config.diff import differences, read_saved
 
-    options = ["--work-dir", str(trained), "--log-to", "tensorboard", "--cfg-options", "train_dataloader.batch_size=1"]
+    options = ["--work-dir", str(trained), "--log-to", "tensorboard", "--batch-size", "1", "--lr", "0.5"]
     status, written = tool_here("train", tiny, *options, "--resume", "--print-config")
     assert status == 0
     (tmp_path / "printed.py").write_text(written.out)
@@ -186,8 +186,10 @@ def test_the_printed_config_is_the_one_that_runs(tiny, trained, tool_here, tmp_p
     assert printed.resume
     assert printed.load_from == str(trained / "iter_6.pth")
     assert printed.train_dataloader.batch_size == 1
+    assert printed.optim_wrapper.optimizer.lr == 0.5
     ran = read_saved(read_checkpoint(printed.load_from))
-    assert differences(ran, printed.to_dict(), ("optim_wrapper", "param_scheduler", "train_cfg")) == []
+    (differs,) = differences(ran, printed.to_dict(), ("optim_wrapper", "param_scheduler", "train_cfg"))
+    assert differs.startswith("optim_wrapper.optimizer.lr: 0.5, ")
 
 
 def test_a_work_folder_is_tested_without_changing_it(tiny, trained, tool_here):

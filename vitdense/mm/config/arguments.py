@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
         option, is_short, near = message.removeprefix("ambiguous option: ").partition(" could match ")
         message = f"unrecognized option {option}, did you mean {near}?" if is_short else message
         if message.startswith("unrecognized") and any(type(action) is CfgOptions for action in self._actions):
-            hint += ", --cfg-options sets all else, such as optim_wrapper.optimizer.lr=1e-4"
+            hint += ", --cfg-options sets all else, such as optim_wrapper.optimizer.weight_decay=0.1"
         self.exit(2, f"error: {message}; {hint}\n")
 
 

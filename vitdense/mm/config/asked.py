@@ -4,7 +4,9 @@ Imports neither torch nor mm: a command imports these after its arguments are pa
 """
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,14 @@ def whole_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number above 0")
     return int(text)
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0 on the command line."""
+    with suppress(ValueError):
+        if 0 < (number := float(text)) < math.inf:
+            return number
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0")
 
 
 def _inference() -> "Inference":
