@@ -77,7 +77,8 @@ def options_of(command: str) -> list[ModuleType]:
       ``model`` and ``cfg`` of an export; ``cfg``, ``faults`` and ``sets`` of a check; ``model`` and ``checkpoint`` of
       ``load``, which has no ``args``;
     - ``look(dataset, where)``: gets a copy of the training data that a check has built, and yields faults;
-    - ``annotations(args)``, for ``new detection``: split -> content of a COCO file and folder of its images, or None;
+    - ``annotations(args)``, for ``new detection``: split -> content of a COCO file and folder of its images, of the
+      training alone where ``--val`` is a share of it; or None;
     - ``model(cfg, args)``, for ``new``: changes of a recipe's model, or None;
     - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None;
     - for ``export``, ``forms()`` and ``finder(model)``: replacements of modules by their classes, and a

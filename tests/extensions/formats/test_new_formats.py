@@ -26,10 +26,11 @@ def voc():
     for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
         Path("birds", folder).mkdir(parents=True)
     for split in ("trainval", "test"):
-        Path(f"birds/ImageSets/Main/{split}.txt").write_text(f"{split}\n")
-        Image.new("RGB", (96, 64)).save(f"birds/JPEGImages/{split}.jpg")
+        Path(f"birds/ImageSets/Main/{split}.txt").write_text(f"{split}0\n{split}1\n")
         objects = OBJECT.format("jay") + OBJECT.format("owl")
-        Path(f"birds/Annotations/{split}.xml").write_text(f"<annotation>{objects}</annotation>")
+        for i in range(2):
+            Image.new("RGB", (96, 64)).save(f"birds/JPEGImages/{split}{i}.jpg")
+            Path(f"birds/Annotations/{split}{i}.xml").write_text(f"<annotation>{objects}</annotation>")
     return "--voc birds", "birds/JPEGImages"
 
 
@@ -51,6 +52,8 @@ def test_a_config_and_files_in_coco_format(write, tmp_path, monkeypatch):
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ["jay", "owl"]
     assert cfg.val_evaluator.ann_file == "./mine_val.json"
     assert cfg.train_dataloader.dataset.data_prefix.img == images
+    status, printed = run_command([*line, "--boxes", "--val", "0.5", "split.py"])
+    assert (status, "to train: 1, to validate: 1" in printed) == (0, True), printed
     for more in ("--images birds", "--yolo birds/data.yaml --voc birds"):
         status, printed = run_command([*line, *more.split(), "other.py"])
         assert (status, f"{option.split()[0]} alone" in printed or "alone" in printed) == (2, True)

@@ -228,6 +228,15 @@ def test_existing_file_is_kept_without_force(boxes, capsys):
     assert Path("mine.py").read_text() != "precious"
 
 
+def test_a_split_never_replaces_its_source(boxes, capsys):
+    boxes()
+    source = Path("train.json").rename("mine_val.json")
+    content = source.read_text()
+    assert run(*DETECTION, "--train", source, "--val", "0.5", "mine.py", "--force") == 2
+    assert "mine_val.json" in capsys.readouterr().err
+    assert source.read_text() == content
+
+
 @pytest.mark.parametrize(
     ("args", "names"),
     [
@@ -236,6 +245,9 @@ def test_existing_file_is_kept_without_force(boxes, capsys):
         (["--backbone", "swin_tinny"], "swin_tiny"),
         (["--backbone", "vit_huge.mae"], "14 pixels"),
         (["--train", "nothing.json"], "--train: nothing.json"),
+        *((["--val", share], f"--val: got {share}") for share in ("0", "1", "-1", "20", "nan")),
+        (["--val", "abc"], "--val: abc"),
+        (["--val", "0.5", "--val-images", "pictures"], "--val 0.5"),
         (["--iters", "5"], "--epochs"),
         (["--base", "nothing.py"], "nothing.py"),
         (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--backbone", "swin_tiny"], "--base"),

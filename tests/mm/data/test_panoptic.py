@@ -110,15 +110,20 @@ def test_panoptic_quality_by_hand():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("base", [(), ("--base", "eomt_nano_shapes")])
-def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, base, capsys):
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--val", "val.json", "--val-images", "val", "--val-segments", "ids_val"],
+        ["--val", "0.25", "--base", "eomt_nano_shapes"],
+    ],
+)
+def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, options, capsys):
     for split in ("train", "val"):
         content = json.loads(Path(f"{split}.json").read_text())
         content["categories"].append({"id": 99, "name": "cup", "isthing": 1})
         Path(f"{split}.json").write_text(json.dumps(content))
-    line = ["new", "panoptic", "--train", "train.json", "--val", "val.json", "--images", "train", "--val-images", "val"]
-    line += ["--segments", "ids_train", "--val-segments", "ids_val", "--iters", "100", "my.py", *base]
-    assert main(line) == 0
+    line = ["new", "panoptic", "--train", "train.json", "--images", "train", "--segments", "ids_train"]
+    assert main([*line, *options, "--iters", "100", "my.py"]) == 0
     assert "classes of things: 9, of stuff: 1" in capsys.readouterr().out
     cfg = load_config("my.py")
     for part in (cfg.model.panoptic_head, cfg.model.panoptic_fusion_head):

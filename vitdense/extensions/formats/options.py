@@ -16,6 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None:
     """The content of a COCO file and the folder of its images, for each split; None without an option of this module.
+    With ``--val SHARE`` the training split alone.
 
     Raises:
         ConfigError: The files have faults, or options do not fit.
@@ -28,10 +29,11 @@ def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None
     asked = [option for option, (path, _) in readers.items() if path is not None]
     if not asked:
         return None
-    if len(asked) > 1 or any(vars(args)[name] for name in GIVEN):
+    is_split = isinstance(args.val, float)
+    if len(asked) > 1 or any(vars(args)[name] for name in GIVEN if not (is_split and name == "val")):
         raise ConfigError(f"{asked[0]}: got --train, --val, --images or another format as well; give {asked[0]} alone")
     (path, reader), found = readers[asked[0]], {}
-    for split in ("train", "val"):
+    for split in ("train",) if is_split else ("train", "val"):
         content, folder, faults = reader(path, split)
         refuse(fault.within(asked[0]) for fault in faults)
         found[split] = content, folder

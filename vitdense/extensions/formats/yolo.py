@@ -76,7 +76,10 @@ def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
     if has_aliases:
         raise ConfigError(f"--yolo: {file}: got aliases (*name), expected values; write them out")
     if not isinstance(data, dict) or not {"names", split} <= data.keys():
-        raise ConfigError(f"--yolo: {file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set")
+        raise ConfigError(
+            f"--yolo: {file} lacks 'names' or {split!r}, expected the data.yaml of a YOLO data set; "
+            "--val 0.2 takes images of 'train' in place of 'val'"
+        )
     names, path, nc, channels = data["names"], data.get("path") or "", data.get("nc"), data.get("channels", 3)
     if isinstance(names, dict) and names.keys() == {*range(len(names))}:
         names = [names[i] for i in range(len(names))]

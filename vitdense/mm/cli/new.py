@@ -55,11 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser("vitdense new", description=__doc__)
     tasks = parser.add_subparsers(title="tasks", dest="task", required=True)
     json_file, folder = {"type": Path, "metavar": "FILE.json"}, {"type": Path, "metavar": "DIR"}
+    val = {"type": file_or_share, "metavar": "FILE.json", "help": "validation annotations, or a share: 0.2 of --train"}
     rfdetr = "default: cascade; rfdetr where there is no GPU of 8 GB: all its weights but the classes are from COCO"
     weights = "of rfdetr: a file of its authors or of transformers; by default downloaded"
     add = tasks.add_parser("detection", help="boxes and masks: annotations in COCO format").add_argument
     add("--train", **json_file, help="training annotations")
-    add("--val", **json_file, help="validation annotations")
+    add("--val", **val)
     add("--method", choices=("cascade", "mask_rcnn", "rfdetr"), help=rfdetr)
     add("--boxes", action="store_true", help="train on boxes alone, as where annotations have no mask")
     add("--masks", action="store_true", help="of rfdetr, which otherwise trains on boxes alone")
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     segments = "things and stuff: COCO panoptic JSON, and PNGs of the ids of segments"
     add = tasks.add_parser("panoptic", help=segments).add_argument
     add("--train", required=True, **json_file, help="training annotations")
-    add("--val", required=True, **json_file, help="validation annotations")
+    add("--val", required=True, **val)
     add("--segments", required=True, **folder, help="PNGs, named as the images")
     add("--val-segments", **folder, help="PNGs for validation; by default those of --segments")
     others = "images for validation; but for segmentation, by default those of --images"
@@ -95,6 +96,17 @@ def _parser() -> argparse.ArgumentParser:
         length.add_argument("--iters", type=whole_number, metavar="N", help=f"default for others: {ITERS}")
         add("--force", action="store_true", help="overwrite NAME.py")
     return parser
+
+
+def file_or_share(text: str) -> Path | float:
+    """A file, or a number above 0 and below 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        return Path(text)
+    if not 0 < share < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, expected a file, or a share of the images such as 0.2")
+    return share
 
 
 def set_method(args: argparse.Namespace) -> None:

@@ -24,11 +24,11 @@ from vitdense.mm.config.query import class_heads, find_class, row_of_weights
 from vitdense.mm.config.recipes import DETECTORS, EPOCHS, FINETUNE, ITERS, PANOPTIC, SEGMENTORS
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.console import result_commands
+from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.classes import names_faults
-from vitdense.mm.data.coco import examine, read_coco
 from vitdense.mm.data.faults import Samples, refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
-from vitdense.mm.data.panoptic import read_panoptic
+from vitdense.mm.data.split import split_images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import ask
 
@@ -69,8 +69,20 @@ def _annotated(args: argparse.Namespace) -> Data:
     others = None if is_panoptic else ask("new detection", "annotations", args)
     if not (others or is_panoptic or (args.train and args.val and args.images)):
         raise ConfigError("expected --train, --val and --images, or an option for another format")
+    reader = panoptic if is_panoptic else coco
+    for split in () if others else ("train", "val"):
+        if isinstance(path := vars(args)[split], Path) and not path.is_file():
+            raise ConfigError(f"--{split}: {path} is not a file; --val may be a share of the images, such as 0.2")
+    if isinstance(args.val, float):
+        if args.val_images or vars(args).get("val_segments"):
+            raise ConfigError(f"--val {args.val}: got a folder for validation too; its images are of the training's")
+        content, folder = others["train"] if others else (reader.read(args.train), args.images)
+        others = {split: (part, folder) for split, part in zip(("train", "val"), split_images(content, args.val))}
+    source = args.train and args.train.absolute()
     for split, (content, folder) in (others or {}).items():
         path = args.out.with_name(f"{args.out.stem}_{split}.json")
+        if path.absolute() == source:
+            raise ConfigError(f"NAME.py: got {args.out}, beside which {path} would be replaced; choose another name")
         check_new_file(path, args.force, ".json")
         written[path] = content
         vars(args).update({split: path, "images" if split == "train" else "val_images": folder})
@@ -80,10 +92,7 @@ def _annotated(args: argparse.Namespace) -> Data:
         folders["seg"] = {"train": args.segments, "val": args.val_segments or args.segments}
     found: dict[str, Samples] = {}
     for split, path in files.items():
-        if not written and not path.is_file():
-            raise ConfigError(f"--{split}: {path} is not a file")
-        reader = read_panoptic if is_panoptic else read_coco
-        one = found[split] = examine(written[path]) if written else reader(path)
+        one = found[split] = reader.examine(written[path] if written else reader.read(path))
         if one.without_mask and not (is_panoptic or args.boxes or args.base):
             raise ConfigError(
                 f"--{split}: {len(one.without_mask)} of {sum(one.counts.values())} annotations of {path} have no "

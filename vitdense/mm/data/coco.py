@@ -44,7 +44,12 @@ AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large 
 
 
 def read_coco(file: Path) -> Samples:
-    return examine(read_json(file, KEYS))
+    return examine(read(file))
+
+
+def read(file: Path) -> dict[str, list[dict]]:
+    """The content of an annotation file of instances; for errors see `read_json`."""
+    return read_json(file, KEYS)
 
 
 class Source(NamedTuple):

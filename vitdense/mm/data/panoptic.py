@@ -1,6 +1,7 @@
 """COCO panoptic files, JSON of segments and PNGs of their ids: their content and faults."""
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import cv2
@@ -44,20 +45,31 @@ def read_ids(png: Path) -> np.ndarray:
 
 
 def read_panoptic(file: Path, folder: Path | None = None, number: int | None = None) -> Samples:
-    """Read a panoptic annotation file, and compare it with its PNGs.
+    """Read a panoptic annotation file, and `examine` it."""
+    return examine(read(file), folder, number)
 
-    Args:
-        file: The JSON file.
-        folder: Folder of the PNGs, which have the names of images; None to read none.
-        number: PNGs to read, evenly spaced; None for all.
+
+def read(file: Path) -> dict[str, list[dict]]:
+    """The content of a panoptic annotation file.
 
     Raises:
         ConfigError: The file is not a panoptic one, or a key is missing or of another type.
     """
     content = coco.read_json(file, KEYS)
-    annotations = content["annotations"]
-    for item in annotations:
+    for item in content["annotations"]:
         coco.check_keys(file, "segments", item["segments_info"], OF_SEGMENT)
+    return content
+
+
+def examine(content: Mapping[str, list[dict]], folder: Path | None = None, number: int | None = None) -> Samples:
+    """Find the faults of segments, and compare them with their PNGs.
+
+    Args:
+        content: From `read`.
+        folder: Folder of the PNGs, which have the names of images; None to read none.
+        number: PNGs to read, evenly spaced; None for all.
+    """
+    annotations = content["annotations"]
     segments = [{**one, "image_id": item["image_id"]} for item in annotations for one in item["segments_info"]]
     names = {category["id"]: category["name"] for category in content["categories"]}
     stuff = {category["id"] for category in content["categories"] if not category["isthing"]}
