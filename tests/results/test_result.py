@@ -50,6 +50,22 @@ def test_numbers_of_things():
     assert [len(result) for result in (detections(), semantic(), segments())] == [2, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (detections(), "Result(60x80: 2 objects, masks; bird 0.90, cat 0.40)"),
+        (detections(with_masks=False), "Result(60x80: 2 objects; bird 0.90, cat 0.40)"),
+        (semantic(), "Result(60x80: classes; dog 50%, cat 50%)"),
+        (segments(), "Result(60x80: 3 segments; dog, cat, dog)"),
+        (Result(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int), image=IMAGE), "Result(60x80: 0 objects)"),
+        (Result(BOXES[[0] * 9], np.ones(9), np.full(9, 7)), f"Result(9 objects; {'7 1.00, ' * 5}...)"),
+        (Result(), "Result(nothing)"),
+    ],
+)
+def test_a_result_is_printed_in_a_line(result, text):
+    assert repr(result) == text
+
+
 def test_masks():
     result = detections()
     assert (result.masks == MASKS).all()

@@ -1,7 +1,7 @@
 """What a detector or a segmentor found in an image, as pictures and in the formats of other tools."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,8 @@ from vitdense.runtime import Output
 
 if TYPE_CHECKING:
     import supervision
+
+SHOWN = 5  # objects, segments or classes in a line of text
 
 
 @dataclass(eq=False)
@@ -35,12 +37,12 @@ class Result(Output):
         category_ids: Ids of the classes in the data of the training; empty where they are not known.
     """
 
-    rle: list[dict] | None = field(default=None, repr=False)
-    image: np.ndarray | None = field(default=None, repr=False)
+    rle: list[dict] | None = None
+    image: np.ndarray | None = None
     names: Sequence[str] = ()
-    palette: np.ndarray | None = field(default=None, repr=False)
+    palette: np.ndarray | None = None
     skeleton: Sequence[tuple[int, int]] = ()
-    category_ids: Sequence[int] = field(default=(), repr=False)
+    category_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.rle is not None:
@@ -61,6 +63,26 @@ class Result(Output):
         if self.boxes is not None:
             return len(self.boxes)
         return len(np.unique(self.semantic)) if self.segments is None else len(self.segments)
+
+    def __repr__(self) -> str:
+        """What is in the image: ``Result(480x640: 3 objects, masks; cat 0.98, dog 0.91, dog 0.40)``."""
+        names, found = dict(enumerate(self.names)), []
+        if self.boxes is not None:
+            kinds = [kind for kind, own in (("masks", self.rle), ("keypoints", self.keypoints)) if own is not None]
+            what = ", ".join([f"{len(self)} object{'' if len(self) == 1 else 's'}", *kinds])
+            found = [f"{names.get(i, i)} {score:.2f}" for i, score in zip(self.labels.tolist(), self.scores)]
+        elif self.segments is not None:
+            what = f"{len(self)} segment{'' if len(self) == 1 else 's'}"
+            found = [str(names.get(one["label"], one["label"])) for one in self.segments]
+        elif self.semantic is not None:
+            what, pairs = "classes", zip(*np.unique(self.semantic, return_counts=True))
+            shares = sorted(((n / self.semantic.size, int(i)) for i, n in pairs), reverse=True)
+            found = [f"{names.get(i, i)} {share:.0%}" for share, i in shares]
+        else:
+            what = "nothing"
+        size = "" if self.image is None else "{}x{}: ".format(*self.image.shape[:2])
+        shown = ", ".join([*found[:SHOWN], *(["..."] if len(found) > SHOWN else [])])
+        return f"{type(self).__name__}({size}{what}{'; ' if shown else ''}{shown})"
 
     def mask(self, i: int) -> np.ndarray:
         """The mask of an object, [H, W] bool.
