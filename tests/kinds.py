@@ -270,8 +270,6 @@ def config_of(data: Data, folder: Path, splits: tuple[str, ...] = tuple(SPLITS))
 
 
 class Said(SimpleNamespace):
-    """Texts of `errors` and `warnings` of a tool."""
-
     @property
     def verdict(self) -> str:
         return "refused" if self.errors else "warned" if self.warnings else "fine"
@@ -330,7 +328,6 @@ class Tools:
         return cfg
 
     def new(self) -> Said:
-        """Reading, then the report."""
         if self.asked is None or self.asked.errors:
             return self.asked
         found = self.check()
@@ -349,7 +346,6 @@ class Tools:
         return Said(errors=found["error:"], warnings=found["warning:"])
 
     def start(self, *splits: str) -> Said:
-        """Errors and warnings at the start of a training or a test."""
         try:
             with logged(self.patch) as warnings:
                 checks.check(self.config(), splits)
@@ -400,7 +396,6 @@ class Tools:
 
 @contextlib.contextmanager
 def logged(patch):
-    """The warnings that `refuse` logs."""
     found: list[str] = []
     patch.setattr(faults, "print_log", lambda text, **kwargs: found.append(text))
     yield found

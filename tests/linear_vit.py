@@ -26,7 +26,6 @@ def make(folder):
 
 
 def save_random(folder):
-    """A checkpoint with random weights, in a folder."""
     torch.manual_seed(0)
     model = build_model(make(folder))
     model.init_weights()

@@ -14,7 +14,6 @@ HEIGHT, WIDTH = 64, 96
 
 
 def random_detector(recipe):
-    """The config and the state dict."""
     cfg = load_config(recipe)
     cfg.model.test_cfg.rcnn.update(score_thr=0.05, max_per_img=8, nms={"type": "nms", "iou_threshold": 0.5})
     torch.manual_seed(3)

@@ -34,7 +34,6 @@ def weight(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """A state dict."""
     return {name: weight(name, tuple(shape)) for name, shape in shapes.items()}
 
 
@@ -78,7 +77,6 @@ def same_points():
 
 
 def shapes_of(name):
-    """Keys and shapes of a file of a model."""
     content = json.loads((GOLDEN / "rfdetr_keys.json").read_text())
     number = content["models"].index(name)
     found = {}

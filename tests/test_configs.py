@@ -99,7 +99,6 @@ def test_types_of_recipes_are_built_by_importing_only_vitdense():
 
 
 def num_classes(cfg):
-    """Number of classes of the training data."""
     from mmengine.registry import DATASETS
 
     dataset = cfg.train_dataloader.dataset
@@ -170,7 +169,6 @@ def rates_and_decays(model, cfg):
 
 
 def decays(model, cfg):
-    """Weight decay of every trained parameter, by name."""
     return {name: decay for name, (_, decay) in rates_and_decays(model, cfg).items()}
 
 
@@ -228,7 +226,6 @@ MVIT_COCO = [path for path in CONFIGS if "mvitv2" in path.stem and "dino" not in
 
 
 def learning_rates(cfg, epoch_length):
-    """The learning rate of every iteration, from the schedulers as mmengine builds them."""
     from mmengine.registry import PARAM_SCHEDULERS
 
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=cfg.optim_wrapper.optimizer.lr)

@@ -41,8 +41,6 @@ TOY_PAGE = REPO / "docs/adding-a-backbone.md"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
-
     page: Path
     line: int
     language: str
@@ -248,7 +246,6 @@ def test_relative_links_resolve(page):
 
 
 def sentences(page):
-    """Sentences of paragraphs and lists; a span of code counts as one word."""
     text = re.sub(r"^```.*?^```$|<!--.*?-->", "\n", page.read_text(), flags=re.M | re.S)
     text = re.sub(r"^(#|\||:::|<|!\[).*$", "\n", text, flags=re.M)  # headings, tables, references, pictures
     text = re.sub(r"\[([^\[\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]+`", "Code", text))
@@ -312,7 +309,6 @@ def test_configs_named_in_the_pages_exist():
 
 
 def rows(page, heading):
-    """Cells of the first table after a heading."""
     text = re.split(rf"\n##+ {heading}\n", (REPO / page).read_text())[1]
     table = re.search(r"^\|.+?(?=\n\n)", text, re.M | re.S)[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table[2:]]

@@ -233,7 +233,6 @@ def twin(here, weights_of):
 
 
 def recipe(name):
-    """The path of a recipe, or of what is small in its place."""
     return PATHS[TWINS.get(name, name)]
 
 
@@ -272,7 +271,6 @@ def is_run(line):
 
 
 def succeed(words):
-    """Run a command; return what it printed."""
     status, printed = run_command([*map(str, words)])
     said = "\n".join(re.findall(r"(?m)^(?:error:|.*WARNING).*", printed)) or printed[-3000:]
     assert status == 0, f"vitdense {shlex.join(map(str, words))}: {said}"
@@ -290,7 +288,6 @@ def train(words):
 
 
 def prepare(words, here, twin, weights_of):
-    """Make the files that a command names."""
     for i, word in enumerate(words[1:], 1):
         folder = here / word
         if re.fullmatch(r"configs/[\w/]+\.py", word):

@@ -65,7 +65,6 @@ def built(tmp_path_factory):
 
 
 def run(command, folder, **variables):
-    """The output of a command."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-3000:]}"

@@ -24,8 +24,6 @@ def command(monkeypatch, tmp_path):
 
 @pytest.fixture
 def animals(tmp_path):
-    """A small data set in COCO format, of rectangles."""
-
     def write(with_masks=True, **changes):
         draw = np.random.default_rng(0)
         for split in ("train", "val"):

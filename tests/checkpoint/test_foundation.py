@@ -367,7 +367,6 @@ TIPS |= {"position_rule": "bilinear_antialias"}
 
 
 def tipsv2(ffn):
-    """A small TIPSv2 of ours, without output norms."""
     return ViT(TIPS | ffn, pretrain_img_size=84, out_norm="none", out_indices=(0, 1, 2)).eval()
 
 
@@ -429,7 +428,6 @@ RADIO = {"embed_dims": 48, "depth": 3, "num_heads": 4}
 
 
 def radio(name, **sizes):
-    """A small C-RADIO of ours."""
     image = sizes.pop("image", 2048)
     arch = asdict(VIT[name]) | RADIO | {"ffn_dims": None} | sizes
     return ViT(arch, pretrain_img_size=image, out_norm="none", out_indices=(0, 1, 2)).eval()

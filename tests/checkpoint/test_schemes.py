@@ -144,7 +144,6 @@ def without_keys(model):
 
 
 def state_of(peer, family, scheme):
-    """The state dict of a peer, as in a file of that project."""
     prefix = "backbone." if scheme in ("mmdet", "mmpretrain") else ""
     state = {prefix + key: value for key, value in peer.state_dict().items()}
     if family == "vit" and scheme == "mmpretrain":

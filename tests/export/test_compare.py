@@ -158,7 +158,6 @@ def test_maps():
 
 
 def predictor(*steps, head=None, static=None, **model):
-    """What the description asks of a predictor."""
     preprocessor = ConfigDict(mean=[1, 2, 3], std=[4, 5, 6], bgr_to_rgb=True)
     dataset = dict(type="X", pipeline=[dict(type="LoadImageFromFile"), *steps, dict(type="Pack")])
     model = {"data_preprocessor": preprocessor, **model}

@@ -37,8 +37,6 @@ def test_constants_of_more_axes_stay_as_they_are(tmp_path):
 
 
 class Layers(nn.Module):
-    """A convolution, a product and a fully connected layer."""
-
     def __init__(self):
         super().__init__()
         self.conv, self.product, self.full = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4, 4, bias=False), nn.Linear(4, 2)

@@ -49,7 +49,6 @@ CONTENT = {
 
 
 def places(node, path=()):
-    """The paths to all that a tree has, itself included."""
     yield path
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, child in children:
@@ -126,7 +125,6 @@ def test_damaged_checkpoints_are_refused_or_read(checkpoints, suffix, data):
 
 @pytest.fixture(scope="module")
 def keys():
-    """Dotted keys of a config."""
     cfg = load_config("cascade_swin_nano_shapes")
     return [".".join(map(str, path)) for path in places(cfg.to_dict()) if path]
 

@@ -93,7 +93,6 @@ def load_alone(name):
 
 
 def resume(folder):
-    """The weights after a step more."""
     cfg = configured(folder)
     cfg.work_dir = str(folder / "work")
     launch.train(cfg, resume=str(folder / "work/iter_1.pth"))

@@ -23,7 +23,6 @@ RECIPE = "cascade_swin_nano_shapes"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    """Random weights."""
     path = tmp_path_factory.mktemp("weights") / "model.pth"
     model = build_model(load_config(RECIPE))
     torch.save({"meta": {"dataset_meta": {"classes": CLASSES}}, "state_dict": model.state_dict()}, path)
@@ -45,7 +44,6 @@ def save(path, pixels=None, **options):
 
 
 def run(checkpoint, images, out, score_thr=0.0):
-    """What failed, and the names of pictures and results."""
     failed = ""
     try:
         predict(load_config(RECIPE), checkpoint, images, out, Inference(score_thr=score_thr))

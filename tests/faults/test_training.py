@@ -26,7 +26,6 @@ default_hooks = dict(checkpoint=dict(interval=5, save_best=None, max_keep_ckpts=
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts a training, and waits until it has saved a checkpoint: the process."""
     started = []
 
     def run(workers=2, work=tmp_path / "work", saves=True):
@@ -49,7 +48,6 @@ def start(tmp_path):
 
 
 def end(process, work):
-    """Status, and the message of a process that has to end by itself."""
     children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     _, text = process.communicate(timeout=120)
     assert "Traceback" not in text, text

@@ -117,7 +117,6 @@ def window_inputs(kind, images=1):
 
 
 def naive_windows(qkv, bias, windows, scale):
-    """Window by window; the masks repeat for every image."""
     outs = []
     for n, window in enumerate(qkv):
         of_window = 0 if bias is None else bias[..., :TOKENS]
@@ -194,7 +193,6 @@ def naive_decomposed(q, k, v, bias, keys):
 
 @pytest.fixture
 def ran(monkeypatch):
-    """Names of the forms that ran."""
     names = []
     for name in ("_attend_added", "_attend_folded"):
         body = getattr(attention, name)

@@ -59,7 +59,6 @@ def test_axis_index_is_rounded_in_float32(q, k):
 
 
 def terms(bias, q, keys):
-    """The columns of keys, without the padding of rows."""
     return [along[..., :n] for along, n in zip(bias(q, keys, keys[0] + 2), keys)]
 
 

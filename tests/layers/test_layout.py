@@ -165,7 +165,6 @@ def _empty_caches():
 
 
 def kept():
-    """Everything that is kept, by its key."""
     return {(i, *key): result for i, cache in enumerate(layout._caches) for key, result in cache.items()}
 
 

@@ -22,7 +22,6 @@ def swin(**options):
 
 
 def trained(model):
-    """Updates as after some training: B is no longer zero."""
     for module in model.modules():
         if isinstance(module, LowRankUpdate):
             nn.init.normal_(module.B)

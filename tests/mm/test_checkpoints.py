@@ -25,8 +25,6 @@ def installed():
 
 
 class Call:
-    """Pickles as a call."""
-
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
 

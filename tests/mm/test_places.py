@@ -38,8 +38,6 @@ NUM_RESULTS |= {"mask2former_swin_nano_shapes": 160, "eomt_nano_shapes": 160}
 
 
 class Maps(nn.Module):
-    """A backbone whose maps are given."""
-
     def __init__(self, maps: list[Tensor]) -> None:
         super().__init__()
         self.maps = maps

@@ -123,8 +123,6 @@ IMAGE = torch.zeros(1, 3, 32, 32)
 
 @pytest.fixture
 def warnings_of(caplog):
-    """Warnings that forward passes of a model log."""
-
     def run(model, times=1):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "vitdense.models"):

@@ -77,7 +77,6 @@ vitdet   forward+backward  160x192     193    6,980,086    941,720    165    6,9
 
 
 def rows_of(name):
-    """Lines of the table."""
     with torch.device("meta"):
         model = MODELS[name](drop_path_rate=0.0)
     lines = []

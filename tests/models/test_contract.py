@@ -33,7 +33,6 @@ every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys()
 
 
 def every_but_slow(*quick):
-    """All backbones; those that are not named are slow."""
     marks = {name: [] if name in quick else pytest.mark.slow for name in BACKBONES}
     rows = [pytest.param(make, id=name, marks=marks[name]) for name, make in BACKBONES.items()]
     return pytest.mark.parametrize("make", rows)

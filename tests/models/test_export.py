@@ -31,8 +31,6 @@ every_quick = every_but_slow("vit", "resnet")  # the others take minutes
 
 
 class LayerNorms(TorchDispatchMode):
-    """Counts the layer norms of a pass."""
-
     count = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

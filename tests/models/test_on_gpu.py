@@ -13,7 +13,6 @@ SIZES = ((97, 130), (72, 104))
 
 @pytest.fixture(autouse=True)
 def float32(monkeypatch):
-    """Without TF32, which convolutions have by default."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 

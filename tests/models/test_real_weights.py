@@ -37,7 +37,6 @@ def photos(folder, size):
 
 @torch.no_grad()
 def top_1(model, folder, size):
-    """In percent of all photos."""
     head, right = model.load_report.classifier, 0
     xs, labels = zip(*photos(folder, size))
     for batch, classes in zip(torch.stack(xs).split(25), torch.tensor(labels).split(25)):

@@ -30,7 +30,6 @@ def state_with_statistics(model):
 
 @pytest.mark.parametrize("bottleneck", [True, False])
 def test_maps_equal_torchvisions_to_the_bit(bottleneck):
-    """In the same memory format."""
     kind, depths = resnet.Bottleneck if bottleneck else resnet.BasicBlock, (1, 2, 1, 1)
     theirs = resnet.ResNet(kind, depths, num_classes=10).eval()
     ours = ResNet({"embed_dims": 64, "depths": depths, "bottleneck": bottleneck}).eval()

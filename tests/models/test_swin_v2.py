@@ -61,7 +61,6 @@ def make_attention(window=(3, 3), shift=(0, 0), pretrained=None, dim=4, num_head
 
 
 def call(attention, x):
-    """The module in the windows of a map."""
     windows = window_layout(x, attention.spec.window, attention.spec.shift)
     return windows.unpartition(attention(windows.partition(x), windows))
 

@@ -56,7 +56,6 @@ def row(trunk):
 
 
 def adapter(trunk=TRUNK, **options):
-    """A small one."""
     return row(trunk)(**options)
 
 
@@ -96,7 +95,6 @@ def test_compiled_without_graph_breaks(trunk):
 
 
 def of_golden(config):
-    """Our model for a configuration of the authors."""
     arch = {"embed_dims": config["embed_dim"], "depth": config["depth"], "num_heads": config["num_heads"]}
     trunk = {
         "arch": arch | {"layer_scale": 1.0 if config["layer_scale"] else None},
@@ -318,7 +316,6 @@ def test_layers_for_decay_are_the_trunks():
 
 
 def plain_file(path, **options):
-    """A checkpoint of a plain ViT with a class token."""
     state = ViT(VIT, pretrain_img_size=64, out_norm="final", out_indices=(3,), **options).state_dict()
     torch.save({"state_dict": state}, path)
     return state

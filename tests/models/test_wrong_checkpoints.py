@@ -96,7 +96,6 @@ def test_one_wrong_tensor_is_refused(name, drop):
 
 
 def other_sizes(row):
-    """The same backbone, deeper, shallower, wider."""
     for name, change in (("depth", 1), ("depth", -1), ("embed_dims", row.arch["embed_dims"])):
         many = f"{name}s" if f"{name}s" in row.arch else name
         old = row.arch[many]

@@ -35,7 +35,6 @@ def conv_inputs(stride, padding, dilation, groups, deform_groups, batch=2):
 
 
 def bilinear_zero_padded(plane: torch.Tensor, y: float, x: float) -> float:
-    """Bilinear sample of a zero-padded plane."""
     h, w = plane.shape
     y0, x0 = math.floor(y), math.floor(x)
     total = 0.0
@@ -227,8 +226,6 @@ def test_multi_scale_deformable_attention_half_empty_and_layer():
 
 
 class Counter(TorchDispatchMode):
-    """How often every operator runs."""
-
     def __init__(self):
         super().__init__()
         self.calls = collections.Counter()
@@ -240,7 +237,6 @@ class Counter(TorchDispatchMode):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """Shapes of the tensors that the host reads."""
     shapes, tolist = [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: shapes.append(tuple(self.shape)) or tolist(self))
     return shapes

@@ -68,7 +68,6 @@ def loaders(key, value):
 
 
 def last_of(work):
-    """The last checkpoint of a work folder."""
     return work / Path((work / "last_checkpoint").read_text()).name
 
 
@@ -84,7 +83,6 @@ def holds(pattern):
 
 
 def in_bfloat16(command):
-    """Linear layers compute in bfloat16."""
     return lambda row, value: (torch.bfloat16 in row.seen[command].dtypes, value == "bfloat16" and cpu_has_bfloat16())
 
 

@@ -35,8 +35,6 @@ SPLITS = ("train", "val", "test")
 
 
 class Recipe(NamedTuple):
-    """A model."""
-
     base: str
     task: str
     metric: str
@@ -225,7 +223,6 @@ class Row:
         return path
 
     def train(self):
-        """Train, also in parts."""
         flags, file = self.given("train")
         self.path = self.config(file)
         where = [] if self["work_dir"] == "default" else ["--work-dir", self["work_dir"]]
@@ -256,12 +253,10 @@ class Row:
 
     @cached_property
     def checkpoint(self):
-        """The last checkpoint."""
         return read_checkpoint(str(last_of(self.work)))
 
     @property
     def checkpoints(self):
-        """The names of those that are kept."""
         return {path.name for path in self.work.glob("*.pth") if path.name.startswith(("iter_", "epoch_"))}
 
     @property
@@ -271,7 +266,6 @@ class Row:
 
     @property
     def fresh(self):
-        """Patterns for --fresh."""
         return [f".*({'|'.join(CLASSIFIES)}).*", *([r".+\.lora\..+"] if self["finetune"] == "lora" else [])]
 
     @property
@@ -292,14 +286,12 @@ class Row:
         ]
 
     def test(self):
-        """Evaluate."""
         self.run("test", "test", *self.model, *self.given("test")[0])
         lines = (re.fullmatch(r"(\S+) +(-?[0-9.]+|nan)", line) for line in self.seen["test"].said.splitlines())
         self.metrics = {line[1]: float(line[2]) for line in lines if line}
 
     @cached_property
     def photos(self):
-        """Photos by file name."""
         noise = np.random.default_rng(0).integers(0, 255, (61, 97, 3), dtype=np.uint8)
         if self["photos"] == "odd":
             return {"a photo.png": Image.fromarray(noise), "grey é.png": Image.fromarray(noise[:, :64, 0])}

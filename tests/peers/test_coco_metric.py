@@ -137,7 +137,6 @@ def of_pycocotools(content, found, kind, folder):
 
 
 def metric_of(kind, file, engine=None):
-    """A metric of ours."""
     options = {"engine": engine, "iou_thrs": THRESHOLDS}
     if kind == "keypoints":
         return METRICS.build({"type": "vitdense.KeypointMetric", "ann_file": file, "metric": "bbox", **options})

@@ -74,7 +74,6 @@ def test_weights_of_class_attention_are_drawn_as_the_authors_do():
 
 
 def timm_cait(**options):
-    """timm's classifier with random weights."""
     from timm.models.cait import Cait
 
     model = Cait(img_size=64, embed_dim=32, depth=3, num_heads=2, num_classes=10, init_values=0.5, **options)

@@ -24,7 +24,6 @@ CONFIGS = ("cascade_swin_nano_shapes", "upernet_swin_nano_shapes")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the data set is drawn."""
     return tmp_path_factory.mktemp("frameworks")
 
 

@@ -21,7 +21,6 @@ every_position = pytest.mark.parametrize("position", POSITIONS)
 
 
 def attend_local(q, k, v, *args, **options):
-    """`local.attend_local` of keys and values apart."""
     return local.attend_local(q, torch.stack([k, v], dim=3), *args, **options)
 
 
@@ -184,7 +183,6 @@ def test_biases_do_not_grow_with_the_batch_and_hardly_with_the_rows(border):
 
 
 def kept_bytes():
-    """Bytes that the layouts keep."""
     axes = [x for kept in layout._caches for x in kept.values() if isinstance(x, local._Axis)]
     return sum(x.nbytes for axis in axes for x in (axis.keys, axis.offsets, axis.kinds) if x is not None)
 

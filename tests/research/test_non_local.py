@@ -110,8 +110,6 @@ def test_traced_form_is_the_same(make, size, monkeypatch):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that is made."""
-
     elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

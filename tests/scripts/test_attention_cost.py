@@ -43,7 +43,6 @@ def test_formulas_are_the_counts_of_the_blocks():
 
 
 def slope(sides, values):
-    """Slope of the logarithms."""
     return np.polyfit(np.log(sides), np.log(values), 1)[0]
 
 

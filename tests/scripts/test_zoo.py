@@ -16,7 +16,6 @@ of_each_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=lambda 
 
 
 def shown_backbone(row):
-    """Its counts on the page."""
     name, weights = zoo.parts(row)
     lines = re.findall(rf"^\| {name} \| (.*?) \| \d+ \| (.*) \|$", PAGE, re.M)
     found = [rest for names, rest in lines if names == "none" or f"`{weights}`" in names]
@@ -25,7 +24,6 @@ def shown_backbone(row):
 
 
 def shown_recipe(recipe):
-    """Its counts on the page."""
     (counts,) = re.findall(rf"^\| `{recipe['Name']}.py` \|.*\| (\S+ M, \S+ G) \| \S+ \|$", PAGE, re.M)
     return counts
 

@@ -16,7 +16,6 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """A small segmentor with SyncBN."""
     folder = tmp_path_factory.mktemp("gpus")
     base, root = str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), f"{folder}/shapes/"
     (folder / "small.py").write_text(SHRINK.format(base=base, root=root, best="mIoU") + OF_SEGMENTORS)

@@ -85,7 +85,6 @@ def test_one_process_resumes_after_two(tmp_path):
 
 
 def losses(work_dir):
-    """The losses in the log of a training."""
     (log,) = work_dir.glob("*/vis_data/scalars.json")
     return [row["loss"] for row in map(json.loads, log.read_text().splitlines()) if "loss" in row]
 

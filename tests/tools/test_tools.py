@@ -57,8 +57,6 @@ def tool(name, *args):
 
 @pytest.fixture
 def tool_here(monkeypatch, capsys):
-    """A tool in this process: its status, and what it printed."""
-
     def run(name, *args):
         monkeypatch.chdir(REPO)
         monkeypatch.setattr(MMLogger, "_instance_dict", {})  # a logger writes into what pytest closes after a test
@@ -99,7 +97,6 @@ def tiny(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tiny) -> Path:
-    """Work folder of an uninterrupted run."""
     done = tool("train", tiny, "--work-dir", tiny.parent / "whole", *watched("tensorboard"))
     assert "eta:" in done.stdout + done.stderr
     assert "mmcv ops in use: " in done.stdout + done.stderr
@@ -279,7 +276,6 @@ def test_flops_prints_a_table_or_json(tool_here):
 
 @pytest.fixture(scope="module")
 def segmentor(tiny) -> Path:
-    """The config of a segmentor on the same images."""
     config = tiny.parent / "segmentor.py"
     base = str(REPO / "configs/demo/upernet_swin_nano_shapes.py")
     config.write_text(SHRINK.format(base=base, root=f"{tiny.parent}/shapes/", best="mIoU") + OF_SEGMENTORS)
@@ -288,7 +284,6 @@ def segmentor(tiny) -> Path:
 
 @pytest.fixture(scope="module")
 def trained_segmentor(segmentor) -> Path:
-    """Work folder of an uninterrupted run."""
     folder = segmentor.parent / "segmentor"
     done = tool("train", segmentor, "--work-dir", folder, *watched("wandb"))
     assert "mIoU:" in done.stdout + done.stderr

@@ -97,7 +97,6 @@ def train(data, tmp_path):
 
 
 def cache(folder, views=None, dtype="float16"):
-    """The parsed arguments of `vitdense train --cache-features`."""
     return SimpleNamespace(cache_features=str(folder), views=views, cache_dtype=dtype)
 
 
@@ -166,7 +165,6 @@ KEY = "ab" * 32
 
 
 def rewrite(path, *tensors):
-    """The file again, with other tensors."""
     with safe_open(path, "pt") as file:
         about = file.metadata()
     save_file({str(i): x for i, x in enumerate(tensors)}, path, about)

@@ -99,7 +99,6 @@ def write(folder, name, options=(), trunk=None):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """A work folder of each model, on one trunk."""
     root, trunk = tmp_path_factory.mktemp("joined"), None
     for name in MODELS:
         trunk = write(root / name, name, trunk=trunk)
@@ -187,7 +186,6 @@ def test_predictions_of_each_in_a_folder(folders, photos, tmp_path):
 
 @pytest.fixture(scope="module")
 def program(folders, photos, tmp_path_factory):
-    """The file, and what its export said."""
     root = tmp_path_factory.mktemp("program")
     Image.fromarray(photos[1]).save(root / "1.png")
     models = find_models([*folders.values()])

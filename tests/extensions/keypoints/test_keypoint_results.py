@@ -31,7 +31,6 @@ OPTIONS = {"model.bbox_head.num_queries": 12, "model.test_cfg.max_per_img": 9}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Config and checkpoint, with random weights."""
     folder = tmp_path_factory.mktemp("keypoints")
     cfg = load_config("rfdetr_keypoints_nano_figures", OPTIONS)
     torch.manual_seed(0)

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def new(tmp_path, monkeypatch):
-    """The command in a folder with figures."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dry_step, "find", lambda *_: ())  # of a large model
     draw_figures("own", num_train=4, num_val=2, workers=1)

@@ -46,7 +46,6 @@ def load(model, state):
 
 
 def sample(side, truth=None):
-    """As mmdet's data sample."""
     one = DetDataSample(metainfo={"img_shape": (side, side), "ori_shape": (side, side), "scale_factor": (1.0, 1.0)})
     if truth is not None:
         cx, cy, w, h = (truth["boxes"] * side).unbind(1)

@@ -132,7 +132,6 @@ def flip_with_masks(x):
 
 
 def rotate(x):
-    """The image and its boxes."""
     turn = cv2.getRotationMatrix2D((WIDTH / 2, HEIGHT / 2), 30, 1)
     masks = [cv2.warpAffine(mask, turn, (WIDTH, HEIGHT)) for mask in x["gt_masks"].masks]
     boxes = BitmapMasks(masks, HEIGHT, WIDTH).get_bboxes(HorizontalBoxes)

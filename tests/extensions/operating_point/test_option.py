@@ -22,7 +22,6 @@ CLASSES = ("cat", "dog")
 
 
 def evaluated():
-    """Two objects and a crowd, in two images."""
     boxes = [(1, 1, [0, 0, 10, 10], 0), (1, 2, [50, 50, 10, 10], 0), (2, 1, [0, 0, 100, 100], 1)]
     annotations = [
         {"id": i, "image_id": image, "category_id": category, "bbox": box, "area": box[2] * box[3], "iscrowd": crowd}

@@ -34,7 +34,6 @@ def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
 
 
 def both(model, about, tmp_path):
-    """The program of images and the program of photos."""
     from vitdense.extensions.photos.preprocessing import of_photos
 
     onnx.save(model, tmp_path / "images.onnx")

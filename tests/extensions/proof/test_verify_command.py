@@ -39,8 +39,6 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def export_of(folder):
-    """The file of a kind of program, and what its export said."""
-
     @cache
     def made(kind):
         path = folder / f"{kind}.onnx"
@@ -54,7 +52,6 @@ def export_of(folder):
 
 @pytest.fixture(scope="module")
 def program(export_of):
-    """In float32."""
     return export_of("float32")[0]
 
 
@@ -68,7 +65,6 @@ def test_the_program_itself_is_the_same(export_of, kind, capsys):
 
 
 def first(kind, number):
-    """The place of a node of a kind."""
     return lambda model: [i for i, node in enumerate(model.graph.node) if node.op_type == kind][number]
 
 
@@ -270,7 +266,6 @@ def test_objects_are_in_the_pixels_of_a_photo_that_is_resized(tmp_path):
 
 def test_bounds_of_lower_precision_follow_from_its_changes():
     def found(difference, lost):
-        """Twenty objects, some of them elsewhere."""
         corner = np.arange(20)[:, None] * 100 + np.where(np.arange(20) < lost, 50, 0)[:, None]
         return Output(corner + np.float32([0, 0, 20, 20]), np.full(20, 0.9 - difference), np.zeros(20, int))
 

@@ -16,7 +16,6 @@ from vitdense.mm.checks.report import look
 
 @pytest.fixture(autouse=True)
 def without_models(monkeypatch):
-    """These configs have no model that can be built, and few objects."""
     monkeypatch.setattr(checks, "CHECKS", [one for one in checks.CHECKS if one is not model.build])
     monkeypatch.setattr(dry_step, "find", lambda *_: ())
     monkeypatch.setattr(checks.data, "FEW", 1)
@@ -41,7 +40,6 @@ def page_of(cfg, folder, status):
 
 
 def cards(page):
-    """Kind, text and number of pictures of every fault."""
     found = re.findall(r'<div class="card (error|warning)">(.*?)(?=<div class="card|<h2>)', page, re.S)
     return [(kind, re.sub(r"<[^>]+>", "", text), text.count("<img")) for kind, text in found]
 

@@ -134,7 +134,6 @@ def feature_error(theirs, ours, cfg):
 
 
 def batch(cfg, num_images):
-    """Images with annotations, as a data loader gives them."""
     if cfg.model.type == "Mask2FormerVideo":
         return mmdet.testing.demo_track_inputs(1, 2, image_shapes=(3, SIDE, SIDE), num_classes=10, with_mask=True)
     if cfg.default_scope == "mmdet":

@@ -151,7 +151,6 @@ def mine(tmp_path, monkeypatch):
 
 
 def run(*args):
-    """The exit status of the command."""
     try:
         return main(["swap", *args])
     except SystemExit as end:

@@ -171,8 +171,6 @@ def test_what_a_trunk_cannot_is_refused_in_one_line(name, options, match):
 
 
 class WithNeck(nn.Module):
-    """A trunk and a convolution of each of its maps."""
-
     def __init__(self, trunk):
         super().__init__()
         self.trunk, self.convs = trunk, nn.ModuleList(nn.Conv2d(c, 4, 3, padding=1) for c in trunk.out_channels)
@@ -192,7 +190,6 @@ def test_exports(name, dynamic):
 
 @pytest.fixture(params=["dinov2", "swin", "convnext", "resnet"])
 def folder(request, tmp_path):
-    """A small backbone of transformers, saved by it."""
     transformers = pytest.importorskip("transformers")
     sizes = {
         "dinov2": {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "image_size": 56},

@@ -64,7 +64,6 @@ def test_the_part_that_fails_is_named(name, options, part, tmp_path):
 
 
 def states():
-    """The state of the generators."""
     of_numpy = np.random.get_state()[1].tolist()  # noqa: NPY002 -- mm's transforms draw from it
     return random.getstate(), of_numpy, torch.get_rng_state().tolist()
 

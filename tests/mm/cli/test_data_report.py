@@ -15,7 +15,6 @@ from vitdense.mm.checks.report import look, report
 
 @pytest.fixture(autouse=True)
 def without_models(monkeypatch, request):
-    """These configs have no model that can be built."""
     if "repo" not in request.fixturenames:
         monkeypatch.setattr(checks, "CHECKS", [one for one in checks.CHECKS if one is not model.build])
         monkeypatch.setattr(dry_step, "find", lambda *_: ())
@@ -30,7 +29,6 @@ def data():
 
 
 def config(data, folder):
-    """The training data for the validation too."""
     cfg = config_of(data, folder)
     cfg.val_dataloader = cfg.train_dataloader
     return cfg

@@ -37,8 +37,6 @@ def _folder(tmp_path, monkeypatch, request):
 
 @pytest.fixture
 def boxes():
-    """Writes a data set in COCO format in the working folder."""
-
     def write(size=(96, 64), names=("red fox", "owl"), masks=True):
         for split in ("train", "val"):
             Path("pictures", split).mkdir(parents=True, exist_ok=True)
@@ -59,8 +57,6 @@ def boxes():
 
 @pytest.fixture
 def maps():
-    """Writes images and label maps of three classes in the working folder."""
-
     def write(image="{}.jpg", labels=("{}.png",), splits=("train", "val"), size=(96, 64)):
         for split in splits:
             for i in (1, 10):
@@ -75,7 +71,6 @@ def maps():
 
 
 def run(*args):
-    """The exit status of the command."""
     if "--backbone" in args:
         pytest.importorskip("vitdense.extensions.swap")
     try:
@@ -85,13 +80,11 @@ def run(*args):
 
 
 def made(*args):
-    """The config that the command writes."""
     assert run(*args, "mine.py") == 0
     return load_config("mine.py")
 
 
 def rewrite(change):
-    """Change the content of the training annotations."""
     content = json.loads(Path("train.json").read_text())
     change(content)
     Path("train.json").write_text(json.dumps(content))

@@ -57,7 +57,6 @@ def cfg():
 
 @pytest.fixture
 def checkpoint(cfg, tmp_path):
-    """A function that saves random weights with a given `meta`."""
     cfg.model.backbone.init_cfg = None
     state = build_model(cfg).state_dict()
 
@@ -70,7 +69,6 @@ def checkpoint(cfg, tmp_path):
 
 @pytest.fixture
 def images(tmp_path):
-    """Two drawn images of different shapes."""
     paths = [tmp_path / "wide.png", tmp_path / "tall.jpg"]
     for i, (path, size) in enumerate(zip(paths, [(64, 128), (120, 72)])):
         Image.fromarray(draw_image(np.random.default_rng(i), size)[0]).save(path)
@@ -232,7 +230,6 @@ def test_score_threshold_applies_to_pictures_and_json(score_thr, kept, images, t
 
 @pytest.fixture
 def unreadable(images):
-    """Files that are no images, and truncated images."""
     folder = images[0].parent
     content = {"empty.jpg": b"", "text.png": b"not an image"}
     content |= {f"truncated_{path.name}": path.read_bytes()[: path.stat().st_size // 2] for path in images}

@@ -132,7 +132,6 @@ def rename(path, order, names=NAMES):
 
 
 def labels(cfg, split):
-    """Left sides of the boxes in the file -> names of their labels."""
     init_default_scope("mmdet")
     dataset = DATASETS.build({**cfg[f"{split}_dataloader"].dataset, "pipeline": [], "test_mode": True})
     instances = dataset.get_data_info(0)["instances"]

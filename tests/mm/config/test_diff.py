@@ -8,7 +8,6 @@ from vitdense.mm.config.load import ConfigError, load_config
 
 
 def saved(cfg):
-    """A config saved in a checkpoint as mmengine does, and read again."""
     return read_saved({"meta": {"cfg": cfg.pretty_text}})
 
 

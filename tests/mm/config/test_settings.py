@@ -14,7 +14,6 @@ def apply_settings(cfg):
 
 
 def steps(cfg, split="train"):
-    """The transforms of a pipeline by type."""
     return {step.type: step for step in cfg[f"{split}_dataloader"].dataset.pipeline}
 
 
@@ -101,7 +100,6 @@ def test_settings_in_a_config_file_and_applied_again(repo, tmp_path, epochs):
 
 
 def config_of_times(tmp_path, lines=""):
-    """A recipe of 300 epochs with every kind of time."""
     path = tmp_path / "mine.py"
     path.write_text(
         "_base_ = 'mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py'\n"

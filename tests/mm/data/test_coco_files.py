@@ -19,7 +19,6 @@ def content(**changes):
 
 
 def faults(of, grave=True):
-    """Lines about a content, or about an annotation with changes."""
     return [str(fault) for fault in examine(of).faults if fault.grave == grave]
 
 

@@ -41,8 +41,6 @@ def bases():
 
 
 def both(change):
-    """A change of the content of both annotation files."""
-
     def apply(data):
         change(data.train), change(data.val)
 
@@ -84,7 +82,6 @@ def put(key, value):
 
 
 def add(kind, like=0, **values):
-    """A copy of an item, with other values."""
     return lambda content: content[kind].append({**copy.deepcopy(content[kind][like]), **values})
 
 
@@ -149,13 +146,10 @@ def double(content):
 
 
 def at(*box):
-    """The place of an object."""
     return {"bbox": box, "area": box[2] * box[3], "segmentation": square(*box)}
 
 
 def joined(*names):
-    """Other names of the categories."""
-
     def change(content):
         for category, name in zip(content["categories"], names):
             category["name"] = name
@@ -168,7 +162,6 @@ def image(name, content):
 
 
 def raw(change):
-    """Bytes in place of an annotation file."""
     return lambda data: data.files.update({f"{s}.json": change(json.dumps(getattr(data, s))) for s in SPLITS})
 
 
@@ -385,7 +378,6 @@ YOLO = {
 
 
 def maps(change, of=("train", "val")):
-    """Other label maps."""
     return lambda data: data.maps.update({k: change(v.copy()) for k, v in data.maps.items() if k.startswith(of)})
 
 
@@ -398,8 +390,6 @@ def without_255(labels):
 
 
 def suffix(new, form):
-    """Label maps in another format."""
-
     def apply(data):
         for name in list(data.maps):
             data.files[name.replace(".png", new)] = encoded(Image.fromarray(data.maps.pop(name)), form)
@@ -480,7 +470,6 @@ MAPS = {
 
 
 def segments(**values):
-    """Values of all first segments."""
     return lambda content: [one("segments_info", **values)(item) for item in content["annotations"]]
 
 

@@ -151,7 +151,6 @@ for file in sorted(REPO.glob("tests/extensions/*/column.py")):
 
 @cache
 def sources_in(path):
-    """Source of each test of a file."""
     source = (REPO / path).read_text(encoding="utf-8")
     nodes = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     first = {node.name: min([node.lineno, *(one.lineno for one in node.decorator_list)]) for node in nodes}

@@ -36,7 +36,6 @@ def detections(labels, size=(40, 60)):
 
 
 def written(predictions, folder):
-    """A COCO data set of all that was found."""
     predictions.write(folder / "dataset.json", as_dataset=True)
     return json.loads((folder / "dataset.json").read_text())
 

@@ -24,7 +24,6 @@ from vitdense.mm.errors import ConfigError
 
 
 def encoded(kind):
-    """An image file as bytes."""
     file = io.BytesIO()
     Image.fromarray(draw_image(np.random.default_rng(0), (64, 128))[0]).save(file, kind)
     return file.getvalue()
@@ -32,8 +31,6 @@ def encoded(kind):
 
 @pytest.fixture
 def write(tmp_path):
-    """A function that writes bytes to a file; a sample of a data set."""
-
     def write(content, name="image.file"):
         (tmp_path / name).write_bytes(content)
         return {"img_path": str(tmp_path / name)}

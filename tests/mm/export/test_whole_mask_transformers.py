@@ -38,8 +38,6 @@ def test_the_command_compares_at_a_size_that_the_program_has_not_seen(cfg, to, t
 
 
 class Frozen(torch.nn.Module):
-    """A PMT of mm's form."""
-
     def __init__(self):
         super().__init__()
         sizes = {"embed_dims": 24, "depth": 2, "num_heads": 2, "patch_size": 8, "rope": "dinov3", "registers": 2}

@@ -24,8 +24,6 @@ DINOV3 |= {"rope": "dinov3", "qkv_bias": "no_key"}
 
 
 class Whole(nn.Module):
-    """Trunk and head, as mm's models have them."""
-
     def __init__(self, backbone, head):
         super().__init__()
         self.backbone, self.panoptic_head = backbone, head

@@ -116,7 +116,6 @@ def fixed_draws():
 
 
 def backward(model, module, items, fixed):
-    """The loss of a step, after its backward pass."""
     torch.manual_seed(1)
     data = module.data_preprocessor(pseudo_collate(copy.deepcopy(items)), True)
     with fixed_draws() if fixed else nullcontext():
@@ -130,7 +129,6 @@ def gradients(module):
 
 
 def alone(name, folder, case):
-    """Loss and gradients of one process."""
     model, items = example(name, folder, CASES[case])
     batches = [items[:2], items[2:]] if case == "accumulated" else [items[:2]]
     if name in BATCH:

@@ -94,7 +94,6 @@ def test_one_group_predicts_as_among_thirteen_and_selects_as_the_authors(name):
 
 
 def samples(side, truths):
-    """As mmdet's data samples."""
     found = []
     for truth in truths:
         cx, cy, w, h = (truth["boxes"] * side).unbind(1)

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.long
 
 
 def nano():
-    """The tensors of a file of rfdetr_n."""
     return weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
 
 

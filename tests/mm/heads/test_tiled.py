@@ -55,7 +55,6 @@ class Blobs(nn.Module):
 
 
 def run(model, image):
-    """What a model finds in an image [H, W]."""
     pixels = torch.from_numpy(image).expand(3, -1, -1)
     sample = DetDataSample(metainfo={"ori_shape": image.shape, "img_id": 3})
     (result,) = model.test_step({"inputs": [pixels], "data_samples": [sample]})

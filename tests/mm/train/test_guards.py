@@ -60,16 +60,12 @@ class At(Hook):
 
 @HOOKS.register_module(name="GuardsFails", force=True)
 class Fails(Hook):
-    """Before the first step."""
-
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         raise ConfigError("does not start")
 
 
 @HOOKS.register_module(name="GuardsSeen", force=True)
 class Seen(Hook):
-    """Names of the images, in order."""
-
     names = ()
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
@@ -78,8 +74,6 @@ class Seen(Hook):
 
 @METRICS.register_module(name="GuardsMetric", force=True)
 class Metric(BaseMetric):
-    """Perfect."""
-
     def process(self, data_batch, data_samples):
         self.results.append(0)
 

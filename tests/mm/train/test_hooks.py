@@ -127,7 +127,6 @@ def test_another_number_of_classes_needs_the_option_fresh(published, tmp_path):
 
 
 def nano(num_classes, recipe):
-    """The model of a small recipe with `num_classes` classes."""
     cfg = load_config(recipe)
     for _, head in class_heads(cfg.model):
         if "num_classes" in head:
@@ -179,7 +178,6 @@ def test_wrong_value_of_fresh_is_an_error(fresh):
 
 
 def segmentor(backbone, head, **options):
-    """A segmentor of mmseg with random weights."""
     from mmseg.models import EncoderDecoder
 
     options = {"channels": 16, "num_classes": 5, "dropout_ratio": 0.0, "norm_cfg": {"type": "BN"}, **options}

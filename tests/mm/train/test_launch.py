@@ -44,7 +44,6 @@ def segmentor(repo, tmp_path):
 
 
 def tta_pipeline(ratios, flips):
-    """A pipeline of test-time augmentation."""
     scales = [dict(type="Resize", scale_factor=ratio, keep_ratio=True) for ratio in ratios]
     flips = [dict(type="RandomFlip", prob=prob) for prob in flips]
     last = [[dict(type="LoadAnnotations")], [dict(type="PackSegInputs")]]

@@ -68,7 +68,6 @@ def predictions(annotations, image_ids, noise):
 
 
 def seen(kind, ground_truth, noise, image_ids=range(6), metric=("bbox", "segm"), **options):
-    """A metric that has got the predictions."""
     path, annotations = ground_truth
     metric = kind(ann_file=str(path), metric=list(metric), **options)
     metric.dataset_meta = {"classes": CLASSES}

@@ -21,7 +21,6 @@ AS_SAVED = {
 
 
 def run(optimizer, schedules, groups, scaled):
-    """A runner, as far as it is compared, and its checkpoint."""
     parameters = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(number)]} for number in groups]
     wrapper = OptimWrapper(optimizer(parameters, lr=0.1))
     made = [kind(wrapper, end=9, **({"T_max": 9} if kind is CosineAnnealingLR else {})) for kind in schedules]

@@ -30,7 +30,6 @@ def swin(kind=Swin, **options):
 
 
 def samples(model, images, ratio=0.6, cell=None, kind="random"):
-    """As the pipeline gives them."""
     draw = DrawMask(ratio, cell or model.side, kind)
     return [draw({"inputs": image, "data_samples": BaseDataElement()})["data_samples"] for image in images]
 
