@@ -294,6 +294,8 @@ def test_the_operating_point_of_a_program_is_its_default():
         {"thresholds": [0.2]},
         {"precision": [0.1, 0.2, 0.3]},
         {"recall": 80},
+        {"thresholds": {"a": 0.2, "b": None}},
+        {"precision": None},
     ],
 )
 def test_a_damaged_operating_point_is_refused(changes):

@@ -1,41 +1,18 @@
 """Pixels of image files are those that mmcv reads, in every format, depth and orientation."""
 
-import io
-
 import cv2
 import mmcv
 import numpy as np
 import pytest
+from image_files import FILES, encoded, turned
 from mmcv.transforms import LoadImageFromFile
-from PIL import Image
 
 from vitdense.mm.data.images import header_size, read_image_file, read_pixels
 from vitdense.mm.data.transforms import LoadImage
 
-DRAWN = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8), (32, 24))  # [24, 32, 4]
-DEEP = np.random.default_rng(0).integers(0, 1 << 16, (24, 32, 4), np.uint16)
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "AVIF")
-MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "16 bits", "RGB in 16 bits", "RGBA in 16 bits")
 COLOURS = ("color", "grayscale", "unchanged", "color_ignore_orientation", "grayscale_ignore_orientation")
 # OpenCV turns JPEG, PNG and TIFF. Annotation tools show WebP and AVIF turned as well, and so are they read here.
 TURNED_HERE = ("WEBP", "AVIF")
-
-
-def encoded(kind, mode, orientation=1):
-    """A file; None where the format has no such mode."""
-    if "bits" in mode:
-        channels = {"16 bits": DEEP[..., 0], "RGB in 16 bits": DEEP[..., :3], "RGBA in 16 bits": DEEP}[mode]
-        return cv2.imencode(f".{kind.lower()}", channels)[1].tobytes() if kind in ("PNG", "TIFF") else None
-    image, file, exif = Image.fromarray(DRAWN, "RGBA").convert(mode), io.BytesIO(), Image.Exif()
-    exif[0x0112] = orientation
-    try:
-        image.save(file, kind, exif=exif)
-    except (OSError, KeyError, ValueError):
-        return None
-    return file.getvalue()
-
-
-FILES = {(kind, mode): encoded(kind, mode) for kind in FORMATS for mode in MODES if encoded(kind, mode)}
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -57,8 +34,7 @@ def test_orientations(kind, orientation, backend, tmp_path):
         got = LoadImage(color_type=colour, imdecode_backend=backend).transform({"img_path": str(tmp_path / "file")})
         want = mmcv.imread(tmp_path / "file", colour, backend=backend)
         if kind in TURNED_HERE and backend == "cv2":
-            want = want.swapaxes(0, 1) if orientation >= 5 else want
-            want = np.flip(want, {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}.get(orientation, ()))
+            want = turned(want, orientation)
         np.testing.assert_array_equal(got["img"], want)
     if backend == "cv2":
         assert header_size(str(tmp_path / "file"), stored=False) == want.shape[1::-1]

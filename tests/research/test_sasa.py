@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import relative_error
+from test_local import definition
 from test_resnet import NANO, images
 from torch import nn
 
@@ -73,7 +74,7 @@ def test_flops_by_the_side_of_the_neighbourhood(monkeypatch):
     [(1, (6, 7)), (2, (6, 8)), (2, (7, 9)), (2, (1, 3)), (2, (7, 8)), (2, (6, 9)), (1, (18, 27)), (2, (18, 27))],
 )
 def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride, size, compiling, monkeypatch):
-    """In float64, a loop over the pixels: no scale, positions as keys, all of the map, then the mean of 2x2.
+    """In float64: no scale, positions as keys, all of the map, then the mean of 2x2.
 
     18 x 27 are several tiles, the last ones padded; only one side is padded for the mean.
     """
@@ -84,16 +85,10 @@ def test_local_attention_in_place_of_a_convolution_equals_its_definition(stride,
         nn.init.normal_(parameter, std=0.5)
     assert layer.attn.qkv.bias is None
     x = torch.randn(1, 16, *size, dtype=torch.float64)
-    q, k, v = (t.unflatten(1, (2, 8)) for t in torch.einsum("oc,bchw->bohw", layer.attn.qkv.weight, x).chunk(3, 1))
-    y, rows, columns = torch.zeros_like(v), layer.attn.rel_pos_h, layer.attn.rel_pos_w
-    for i in range(h):
-        for j in range(w):
-            near = [(a, b) for a in range(max(i - 2, 0), min(i + 3, h)) for b in range(max(j - 2, 0), min(j + 3, w))]
-            at = [torch.cat([rows[:, i - a + 2], columns[:, j - b + 2]], -1) for a, b in near]  # [heads, d] each
-            keys = torch.stack([k[..., a, b] + r for (a, b), r in zip(near, at)], -1)  # [1, heads, d, n]
-            weights = torch.einsum("bhd,bhdn->bhn", q[..., i, j], keys).softmax(-1)
-            y[..., i, j] = torch.einsum("bhn,bhdn->bhd", weights, torch.stack([v[..., a, b] for a, b in near], -1))
-    y = y.flatten(1, 2)  # [1, C, H, W]
+    pixels = x.permute(0, 2, 3, 1)  # [1, H, W, C]
+    qkv = ((pixels @ part.T).unflatten(-1, (2, 8)) for part in layer.attn.qkv.weight.flatten(1).chunk(3))
+    y = definition(*qkv, 5, "mask", (layer.attn.rel_pos_h, layer.attn.rel_pos_w), 1.0)
+    y = y.permute(0, 3, 1, 2)  # [1, C, H, W]
     if stride == 2:
         y = torch.stack([y[..., i : i + 2, :].mean(-2) for i in range(0, h, 2)], -2)
         y = torch.stack([y[..., i : i + 2].mean(-1) for i in range(0, w, 2)], -1)

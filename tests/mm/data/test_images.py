@@ -1,56 +1,32 @@
 import io
 
-import cv2
 import numpy as np
 import pytest
 import torch
+from image_files import DEEP, DRAWN, FILES, encoded, turned
 from PIL import Image, ImageFile
 
 from vitdense.mm.data import images
 from vitdense.mm.data.images import evenly_spaced, header_size, read_image_file, read_pixels
 from vitdense.mm.errors import ConfigError
 
-DRAWN = cv2.resize(np.random.default_rng(0).integers(0, 256, (6, 8, 4), np.uint8), (32, 24))  # [24, 32, 4]
-DEEP = np.random.default_rng(0).integers(0, 1 << 16, (24, 32, 3), np.uint16)
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP")
-MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "I;16", "RGB16")
 
-
-def encoded(kind, mode, orientation=1):
-    """A file of DRAWN; None where the format has no such mode."""
-    if mode in ("RGB16", "I;16"):
-        if kind not in ("PNG", "TIFF"):
-            return None
-        return cv2.imencode(f".{kind.lower()}", DEEP if mode == "RGB16" else DEEP[..., 0])[1].tobytes()
-    image, file = Image.fromarray(DRAWN, "RGBA").convert(mode), io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    try:
-        image.save(file, kind, exif=exif)
-    except OSError:
-        return None
-    return file.getvalue()
-
-
-def turned(pixels, orientation):
-    """Turn pixels by an EXIF orientation, as the standard defines the first row and the first column."""
-    pixels = pixels.swapaxes(0, 1) if orientation >= 5 else pixels
-    flips = {2: (1,), 3: (0, 1), 4: (0,), 6: (1,), 7: (0, 1), 8: (0,)}
-    return np.flip(pixels, flips.get(orientation, ()))
-
-
-@pytest.mark.parametrize(("kind", "mode"), [(x, y) for x in FORMATS for y in MODES if encoded(x, y)])
+@pytest.mark.parametrize(("kind", "mode"), [file for file in FILES if "CMYK" not in file])
 def test_the_same_pixels_whatever_an_image_comes_as(kind, mode, tmp_path):
-    content = encoded(kind, mode)
+    content = FILES[kind, mode]
     (tmp_path / "file").write_bytes(content)
     want = read_pixels(tmp_path / "file")
     assert (want.dtype, want.shape) == (np.uint8, (24, 32, 3))
     opened = Image.open(io.BytesIO(content))
     tensor = torch.from_numpy(want).permute(2, 0, 1)
-    of_pillow = () if kind == "TIFF" and mode in ("RGBA", "LA", "RGB16") else (opened, opened.copy())
+    of_pillow = (
+        ()
+        if kind == "TIFF" and mode in ("RGBA", "LA", "RGB in 16 bits", "RGBA in 16 bits")
+        else (opened, opened.copy())
+    )
     for image in (str(tmp_path / "file"), content, *of_pillow, want, tensor):  # OpenCV has TIFF's alpha in the colours
         np.testing.assert_array_equal(read_pixels(image), want)
-    if mode == "I;16":
+    if mode == "16 bits":
         np.testing.assert_array_equal(want, np.repeat(DEEP[..., :1] >> 8, 3, -1))
 
 
@@ -69,7 +45,7 @@ def test_header_and_pixels_of_every_orientation(kind, orientation, tmp_path):
         np.testing.assert_array_equal(stored, read_pixels(encoded(kind, "RGB")))
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP"])
 def test_a_file_is_decoded_once(kind, monkeypatch):
     monkeypatch.delattr(ImageFile.ImageFile, "load")
     assert read_pixels(encoded(kind, "RGB")).shape == (24, 32, 3)

@@ -91,23 +91,3 @@ def test_label_maps_of_a_file_list_and_of_a_subset_of_classes(maps):
     check(segmentation(root, 150, ann_file="good.txt"), ("train",))
     ade = dict(type="ADE20KDataset", ann_file="good.txt")
     check(segmentation(root, 2, **ade, metainfo={"classes": ["wall", "rug"]}), ("train",))  # others are ignored
-
-
-ADE = {"type": "ADE20KDataset", "metainfo": None}
-
-
-@pytest.mark.parametrize("split", ["training", "validation"])
-def test_ade20k_maps_need_reduce_zero_label(shared_data, split):
-    root, prefixes = shared_data / "ade/ADEChallengeData2016", (f"images/{split}", f"annotations/{split}")
-    cfg = segmentation(root, 150, prefixes, **ADE)
-    assert [*data.contents(cfg, data_sets(cfg, ("train",)))] == []  # a few images have few of so many classes
-    with pytest.raises(ConfigError, match="reduce_zero_label=True"):
-        check(segmentation(root, 150, prefixes, **ADE, reduce_zero_label=False), ("train",))
-
-
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_camvid_maps_refuse_reduce_zero_label(shared_data, split):
-    root, prefixes = shared_data / "camvid", (f"images/{split}", f"annotations/{split}")
-    check(segmentation(root, 11, prefixes, split=split), ("train", "val"))
-    with pytest.raises(ConfigError, match="reduce_zero_label=False"):
-        check(segmentation(root, 11, prefixes, split=split, reduce_zero_label=True), ("train", "val"))
