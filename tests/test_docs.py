@@ -245,25 +245,6 @@ def test_relative_links_resolve(page):
             assert anchor in map(slug, headings), f"{page.name}: {link}"
 
 
-def sentences(page):
-    text = re.sub(r"^```.*?^```$|<!--.*?-->", "\n", page.read_text(), flags=re.M | re.S)
-    text = re.sub(r"^(#|\||:::|<|!\[).*$", "\n", text, flags=re.M)  # headings, tables, references, pictures
-    text = re.sub(r"\[([^\[\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]+`", "Code", text))
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*>]|\d+\.) )", text):
-        block = re.sub(r"^(?:[-*>]|\d+\.) ", "", " ".join(block.split()))
-        yield from filter(None, re.split(r"(?<=[.!?])[*_)]*\s+(?=[^a-z])", block))
-
-
-PLAIN = [*PAGES, REPO / "CONTRIBUTING.md", REPO / "tests/README.md"]
-
-
-@pytest.mark.parametrize("page", PLAIN, ids=lambda page: f"{page.parent.name}/{page.name}")
-def test_sentences_are_short_and_begin_with_what_they_are_about(page):
-    long = [one for one in sentences(page) if len(re.findall(r"\S*\w\S*", one)) > 30]
-    assert long == []
-    assert [one for one in sentences(page) if one.startswith("Of ")] == []
-
-
 def test_every_docs_page_is_linked_from_the_readme():
     text = (REPO / "README.md").read_text()
     pages = {page.name for page in REPO.glob("docs/*.md")} - {"index.md"}  # which is the README of the book
