@@ -60,16 +60,17 @@ def square(x: float, y: float, w: float, h: float) -> list[list[float]]:
 
 
 class Data:
-    """Files of a data set by name, what `new` is asked, and what its config says besides."""
+    """Files of a data set by name, or what makes one at its path; what `new` is asked, and what its config says."""
 
     def __init__(self) -> None:
         self.files, self.options, self.dataset = dict(PHOTOS), [], {}
 
     def write(self, folder: Path) -> None:
         for name, content in self.contents.items():
+            path = folder / name
             if content is not None:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes(content)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                content(path) if callable(content) else path.write_bytes(content)
 
 
 class Coco(Data):

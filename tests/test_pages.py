@@ -362,8 +362,7 @@ SLOW = ["export.md", "performance.md"]
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in LINES],
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in LINES]
 )
 def test_commands_run(page, here, twin, weights_of):
     for line in LINES[page]:

@@ -177,16 +177,6 @@ def test_missing_patch_bias_of_mmseg_is_zero():
         convert(bare, "vitdense")
 
 
-def test_plain_vit_is_not_detected_as_mvit():
-    """An MViT may have all its keys; but some block of an MViT pools, or changes its width."""
-    for name, scheme in (("trunk", "official"), ("trunk with its norm", "official"), ("ViTDet", "detectron2")):
-        state = convert(kind(name), scheme).state
-        assert detect(state).family == "vit"
-        with pytest.raises(CheckpointMismatchError, match="expected a checkpoint of the mvit family, got one of vit"):
-            detect(state, ["mvit"])
-    assert detect(convert(state_of(lambda: mvit(growth="mlp", **V1)), "official").state).family == "mvit"
-
-
 def test_buffers_are_made_for_schemes_that_keep_them():
     state = kind("Swin")
     block = "layers.0.blocks.1.attn."

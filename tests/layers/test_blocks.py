@@ -5,12 +5,7 @@ from conftest import relative_error
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.layers import blocks
-from vitdense.layers.blocks import (
-    LayerNorm,
-    Mlp,
-    OverlapPatchEmbed,
-    ResidualLayerNorm,
-)
+from vitdense.layers.blocks import LayerNorm, Mlp, OverlapPatchEmbed, ResidualLayerNorm
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

@@ -11,15 +11,7 @@ import torch
 
 from vitdense.mm import processes
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.processes import (
-    OF_TORCHRUN,
-    STOPS,
-    StopSignal,
-    connect,
-    find_launcher,
-    handling_stops,
-    stop_at_once,
-)
+from vitdense.mm.processes import OF_TORCHRUN, STOPS, StopSignal, connect, find_launcher, handling_stops, stop_at_once
 
 
 @pytest.mark.parametrize("number", STOPS)

@@ -419,22 +419,6 @@ def test_checkpoint_under_the_authors_names_loads_exactly(detector):
         fit_whole(detector, {key: value for key, value in state.items() if key != "bbox_head.reppoints_sem_out.bias"})
 
 
-def test_detector_trains_and_predicts(detector):
-    detector.train()
-    images = [torch.randint(0, 255, (3, 96, 128)).byte(), torch.randint(0, 255, (3, 70, 100)).byte()]
-    batch = samples([some_truth()[0], truth([5.0, 10.0, 60.0, 60.0])])
-    batch[1].set_metainfo(meta(70, 100))
-    data = detector.data_preprocessor({"inputs": images, "data_samples": batch}, training=True)
-    assert [sample.pad_shape for sample in data["data_samples"]] == [(96, 128), (96, 128)]
-    losses = detector(**data, mode="loss")
-    sum(losses.values()).backward()
-    assert all(p.grad is not None for p in detector.parameters())
-    detector.eval()
-    with torch.no_grad():
-        found = detector(**data, mode="predict")
-    assert all(len(sample.pred_instances) <= 100 for sample in found)
-
-
 @pytest.mark.parametrize("name", ["swin_t", "r50"])
 def test_recipe_of_reppoints_v2(name):
     cfg = load_config(f"reppoints_v2_{name}_coco")

@@ -40,17 +40,6 @@ def test_parallel_branches_are_dropped_independently():
     assert set(seen.tolist()) == {0.0, 2.0, 4.0, 6.0}  # each branch twice as large where it is kept
 
 
-def test_all_branches_train_with_finetune():
-    """By the attention or the MLPs; of the authors' code only the first branch trains."""
-
-    def trained(finetune):
-        model = ParallelViT({**NANO, "depth": 1}, parallel=3, finetune=finetune)
-        return {name.split(".")[2] for name, p in model.named_parameters() if p.requires_grad and "blocks" in name}
-
-    assert trained("attention") == {"attn", "attn1", "attn2"}
-    assert trained("mlp") == {"mlp", "mlp1", "mlp2"}
-
-
 # Checkpoints
 
 

@@ -4,16 +4,7 @@ import numpy as np
 import pytest
 from PIL import ImageDraw, ImageFont
 
-from vitdense.results.draw import (
-    PAPER,
-    distinct_colours,
-    drawable,
-    instances,
-    load_font,
-    overlay,
-    shades,
-    with_legend,
-)
+from vitdense.results.draw import PAPER, distinct_colours, drawable, instances, load_font, overlay, shades, with_legend
 
 PALETTE = [(200, 0, 0), (0, 100, 0), (0, 0, 50)]
 

@@ -88,10 +88,7 @@ def dataset(root, pipeline, **options):
     )
 
 
-LOAD = [
-    {"type": "LoadImageFromFile"},
-    {"type": "vitdense.LoadKeypoints"},
-]
+LOAD = [{"type": "LoadImageFromFile"}, {"type": "vitdense.LoadKeypoints"}]
 
 
 def test_the_data_of_a_file(root):

@@ -15,11 +15,7 @@ from vitdense.mm.train.optim import layer_factors
 @pytest.mark.parametrize(
     ("config", "name", "neck"),
     [
-        (
-            "mmdet::retinanet/retinanet_r18_fpn_1x_coco.py",
-            "timm://pvt_v2_b0.in1k",
-            {"in_channels": [32, 64, 160, 256]},
-        ),
+        ("mmdet::retinanet/retinanet_r18_fpn_1x_coco.py", "timm://pvt_v2_b0.in1k", {"in_channels": [32, 64, 160, 256]}),
         (
             "mmseg::upernet/upernet_r18_4xb2-40k_cityscapes-512x1024.py",
             "timm://vit_small_patch14_reg4_dinov2.lvd142m",

@@ -3,6 +3,7 @@
 import copy
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -242,6 +243,9 @@ COCO = {  # change, what is right, words of the message
     # What is refused
     "UTF-16": (raw(lambda text: text.encode("utf-16")), REFUSED, "train.json"),
     "cut": (raw(lambda text: text[: len(text) // 2].encode()), REFUSED, "train.json"),
+    "gzip": (raw(lambda text: b"\x1f\x8b" + text.encode()), REFUSED, "train.json"),
+    "two documents": (raw(lambda text: 2 * text.encode()), REFUSED, "train.json"),
+    "a number of 10^5 digits": (raw(lambda text: text.replace("80", "8" * 10**5, 1).encode()), REFUSED, "train.json"),
     "a list": (raw(lambda text: b"[]"), REFUSED, "train.json"),
     "nested without end": (raw(lambda text: b"[" * 100000), REFUSED, "train.json"),
     "no categories": (both(put("categories", [])), REFUSED, "categories"),
@@ -284,6 +288,11 @@ COCO = {  # change, what is right, words of the message
     "a polygon with NaN": (both(one(segmentation=[[NAN, 1, 9, 1, 9, 9]])), REFUSED, "finite"),
     "a polygon at 1e9": (both(one(segmentation=[[1e9, 1, 9, 1, 9, 9]])), REFUSED, "far outside"),
     "run-length codes of width and height": (both(every(segmentation=rle_of([W, H]))), REFUSED, "another size"),
+    "run-length codes of 10^12 pixels": (
+        both(one(segmentation=rle_of([10**6] * 2, [10**12]))),
+        REFUSED,
+        "another size",
+    ),
     "run-length codes that are too short": (both(one(segmentation=rle_of(counts=[0, 5]))), REFUSED, "counts"),
     "run-length codes of garbage": (both(one(segmentation=rle_of(counts="ooooooo0"))), REFUSED, "counts"),
     "another name in the validation": (val(joined("Cat", "Dog")), REFUSED, "Cat"),
@@ -291,6 +300,10 @@ COCO = {  # change, what is right, words of the message
     "an image that does not exist": (absent("train/1.jpg"), REFUSED, "not exist"),
     "an image of text": (image("train/1.jpg", b"no image"), REFUSED, "1.jpg"),
     "an image that is cut": (image("train/1.jpg", photo(1)[:-200]), REFUSED, "1.jpg"),
+    "an empty image": (image("train/1.jpg", b""), REFUSED, "1.jpg"),
+    "an image that is a folder": (image("train/1.jpg", Path.mkdir), REFUSED, "1.jpg"),
+    "an image that links to nothing": (image("train/1.jpg", lambda path: path.symlink_to("gone")), REFUSED, "1.jpg"),
+    "an image that links to itself": (image("train/1.jpg", lambda path: path.symlink_to(path.name)), REFUSED, "1.jpg"),
     "a backslash": (both(every("images", file_name=lambda a: f"a\\{a['file_name']}")), REFUSED, "backslash"),
     "an image of another size": (image("train/1.jpg", photo(1, (W, H + 9))), REFUSED, "size"),
 }
