@@ -61,6 +61,14 @@ def check_writable(path: str | Path, option: str) -> None:
         raise OptionError(f"{path} cannot be written ({error.strerror}); name another one: {option}") from error
 
 
+def check_space(folder: Path, size: int) -> None:
+    """Raise the error of a full disk if a file of `size` bytes has no room in a folder, which need not exist."""
+    folder = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    if size > (free := shutil.disk_usage(folder).free):
+        got = f"got {free / 2**20:.0f} MiB free, expected {size / 2**20:.0f} MiB for the file"
+        raise OSError(errno.ENOSPC, got, str(folder))
+
+
 def state_of(path: str | Path) -> tuple[int, ...]:
     """Values that change when a file does, also when another file of the same size and time replaces it."""
     stat = os.stat(path)

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -361,7 +363,7 @@ def test_url_is_downloaded_once(tmp_path, server, cache, name):
     assert_same(inner(read(address, sha256=sha256(path))), tensors())
     server.stop()
     assert_same(inner(read(address)), tensors())
-    assert server.asked == [f"GET /models/{name}"]
+    assert server.asked == [f"HEAD /models/{name}", f"GET /models/{name}"]
     with pytest.raises(CheckpointMismatchError, match="expected 00000000"):
         read(address, sha256="00000000")
     assert_same(inner(read(address)), tensors())  # whose digest was wrong is not known: the file stays
@@ -409,7 +411,7 @@ def test_unreachable_url_is_not_found(tmp_path, server, cache, monkeypatch):
     assert isinstance(e.value.__cause__, OSError)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        with pytest.raises(CheckpointNotFoundError, match="Connection refused"):
+        with pytest.raises(CheckpointNotFoundError, match=r"Connection refused.*shapes_nano"):
             read(f"http://127.0.0.1:{closed.getsockname()[1]}/a.pth")
 
     def no_name(*args, **kwargs):
@@ -418,6 +420,19 @@ def test_unreachable_url_is_not_found(tmp_path, server, cache, monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", no_name)
     with pytest.raises(CheckpointNotFoundError, match="Name or service not known"):
         read("https://nowhere.invalid/a.pth")
+    assert kept(cache) == []
+
+
+def test_a_file_that_has_no_room_is_not_downloaded(server, cache, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    address = server.serve("/a.pth", b"1000 bytes" * 100)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", lambda *args, **options: SimpleNamespace(size=1000))
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999))
+    for name, variable in ((address, "TORCH_HOME"), ("hf://somebody/own/a.pth", "HF_HOME")):
+        with pytest.raises(CheckpointNotFoundError, match=f"free some.*{variable}"):
+            read(name)
+    assert server.asked == ["HEAD /a.pth"]
     assert kept(cache) == []
 
 
@@ -439,7 +454,7 @@ def test_concurrent_downloads_leave_one_complete_file(tmp_path, server, cache):
         for saved in pool.map(read, [address] * 16):
             assert_same(inner(saved), tensors())
     assert [path.read_bytes() == content for path in kept(cache)] == [True]
-    assert server.asked == ["GET /a.pth"]  # one of them downloads, the others wait for it
+    assert server.asked == ["HEAD /a.pth", "GET /a.pth"]  # one of them downloads, the others wait for it
 
 
 def test_openmmlab_url_is_downloaded_from_the_mirror(tmp_path, server, cache, monkeypatch, caplog):

@@ -1,6 +1,7 @@
 """Find, download and read checkpoints: local files, URLs, hubs, and names of the model table."""
 
 import argparse
+import errno
 import hashlib
 import http.client
 import logging
@@ -12,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 import torch
 from filelock import FileLock
@@ -25,12 +28,13 @@ from vitdense.checkpoint.formats import one_line, place, read_file
 from vitdense.checkpoint.schemes import NAMING
 from vitdense.errors import OptionError
 from vitdense.families import find_model, near_names, row_of, ungated_twin
-from vitdense.files import describe_missing, sha256_of
+from vitdense.files import check_space, describe_missing, sha256_of
 
 logger = logging.getLogger(__name__)
 
 # Hosts that no longer exist, and mirrors with the same paths. OpenMMLab's host expired in 2026.
 MIRRORS = {"download.openmmlab.com": "mmassets.onedl.ai"}
+PATIENCE = 10  # seconds until a host that does not answer is out of reach
 ADDRESSES = ("https://", "http://", "hf://owner/repo/file", "timm://model", "torchvision://model")
 
 
@@ -145,11 +149,12 @@ def download(address: str, sha256: str | None, load: Callable[[Path], dict]) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):  # one process of a node downloads; the others wait for its file
             if not path.is_file():
+                check_space(path.parent, _size_of(source))
                 download_url_to_file(source, str(path), progress=sys.stderr.isatty())
     except (OSError, http.client.HTTPException) as error:
         raise CheckpointNotFoundError(
             f"checkpoint {source} cannot be downloaded to {path} ({type(error).__name__}: {error}); "
-            f"{_advice_if_refused(error, source)}check the network, or give the path of the file"
+            f"{_advice(error, source)}check the network, or give the path of the file"
         ) from error
     try:
         _check_digest(path, sha256)
@@ -157,6 +162,19 @@ def download(address: str, sha256: str | None, load: Callable[[Path], dict]) -> 
     except CheckpointMismatchError as error:
         path.unlink(missing_ok=True)
         raise CheckpointMismatchError(f"the download of {source} is not kept: {error}") from error
+
+
+def _size_of(address: str) -> int:
+    """Bytes of the file at a web address; 0 if its host does not say.
+
+    Raises:
+        OSError: The host does not answer, in `PATIENCE` seconds.
+    """
+    try:
+        with urlopen(Request(address, method="HEAD", headers={"User-Agent": "torch.hub"}), timeout=PATIENCE) as answer:
+            return int(answer.headers.get("Content-Length") or 0)
+    except HTTPError:  # the download says what is wrong
+        return 0
 
 
 def digest_in_name(name: str) -> str | None:
@@ -197,6 +215,7 @@ def hub_file(address: str) -> Path:
             f"checkpoint {address}: expected hf://owner/repo/path/in/repo or hf://owner/repo@revision/path/in/repo"
         )
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     repo, revision, name = match.groups()
@@ -205,21 +224,27 @@ def hub_file(address: str) -> Path:
         if isinstance(cached, str):
             return Path(cached)
         # Without a network, hf_hub_download would retry for half a minute, even for cached files.
-        get_hf_file_metadata(hf_hub_url(repo, name, revision=revision))
+        found = get_hf_file_metadata(hf_hub_url(repo, name, revision=revision), timeout=PATIENCE)
+        check_space(Path(HF_HUB_CACHE), found.size or 0)
         return Path(hf_hub_download(repo, name, revision=revision))
     except (OSError, HTTPError, HFValidationError) as error:  # HTTPError of the hub's HTTP library
         cause = error.__cause__ or error
         raise CheckpointNotFoundError(
             f"checkpoint {address} cannot be downloaded from the Hugging Face hub ({type(error).__name__}: "
-            f"{one_line(cause)}); {_advice_if_refused(cause, address)}check the name, the network and HF_HUB_OFFLINE, "
+            f"{one_line(cause)}); {_advice(cause, address)}check the name, the network and HF_HUB_OFFLINE, "
             f"HF_ENDPOINT and HF_TOKEN, or give the path of a file, from "
             f"https://huggingface.co/{repo}/resolve/{revision or 'main'}/{name}"
         ) from error
 
 
-def _advice_if_refused(error: BaseException, address: str) -> str:
-    """Advice after HTTP 401 or 403: where to ask for the file, how to give a token, and an alternative; else empty."""
+def _advice(error: BaseException, address: str) -> str:
+    """What to do on a full disk and without a network. After HTTP 401 or 403: where to ask for the file, how to give a
+    token, and an alternative."""
+    if getattr(error, "errno", None) == errno.ENOSPC:
+        return "free some, or name a folder on another disk by TORCH_HOME, for the hub HF_HOME; "
     status = getattr(error, "code", getattr(getattr(error, "response", None), "status_code", None))
+    if status is None and not isinstance(error, ValueError):
+        return "shapes_nano, a small trained detector, needs no network; "
     if status not in (401, 403):
         return ""
     row, hub = row_of(address), re.match(r"(?:hf://|https://huggingface\.co/)([^/@]+/[^/@]+)", address)
