@@ -28,6 +28,7 @@ from rfdetr_drawn import normal, same_points, targets, weights, with_keypoints
 SIZES = ("Nano", "Small", "Medium", "Large")
 SIZES = (*SIZES, *(f"Seg{size}" for size in (*SIZES, "XLarge", "2XLarge")), "KeypointPreview")
 TRAIN = {"resolution": 128, "num_queries": 20, "num_select": 20}
+RECTANGLES = {"Nano": ((288, 512), (512, 288), (192, 704)), "SegNano": ((240, 384), (360, 264))}
 CLASSES, QUERIES, PIXELS = slice(None, None, 7), slice(None, None, 10), slice(None, None, 3)  # that are kept
 
 
@@ -85,25 +86,36 @@ def results(side: int) -> dict[str, Tensor]:
     return {name: found[name] for name in ("scores", "keypoints")}
 
 
-def training(size: str) -> dict[str, Tensor]:
+def training(size: str, shape: tuple[int, int] | None = None) -> dict[str, Tensor]:
     """Losses, weighted, of three images, one without objects, and some gradients."""
     model, cfg = build(size, **TRAIN, positional_encoding_size=TRAIN["resolution"] // (16 if size == "Nano" else 12))
-    side = 128 if size == "Nano" else 120
+    h, w = shape or ((128, 128) if size == "Nano" else (120, 120))
     criterion, _ = criterion_of(size, cfg)
-    truths = targets(side, (4, 0, 2))
+    truths = targets(h, (4, 0, 2), w)
     if "Keypoint" in size:
         truths = with_keypoints(truths)
     if "Seg" not in size:
         truths = [{key: x for key, x in truth.items() if key != "masks"} for truth in truths]
     model.train(), criterion.train()
     with same_points():
-        losses = criterion(model(normal("images", 3, 3, side, side)), truths)
+        losses = criterion(model(normal("images", 3, 3, h, w)), truths)
     weighted = {key: losses[key] * factor for key, factor in criterion.weight_dict.items() if key in losses}
     sum(weighted.values()).backward()
     out = {f"loss/{key}": x.detach() for key, x in weighted.items()}
     for key, parameter in model.named_parameters():
         if parameter.grad is not None and parameter.numel() < 600 and "encoder.layer." not in key:
             out[f"grad/{key}"] = parameter.grad
+    return out
+
+
+def at_rectangles() -> dict[str, Tensor]:
+    """Outputs of models for squares on rectangles, of every tenth query, and losses."""
+    out = {}
+    for size, shapes in RECTANGLES.items():
+        found = {key: x[:, QUERIES] if "masks" not in key else x for key, x in predictions(size, shapes).items()}
+        out |= {f"{size}/{key}": x for key, x in found.items() if "selected" not in key}
+        found = training(size, (96, 160 if size == "Nano" else 168))
+        out |= {f"{size}/{key}": x for key, x in found.items() if key.startswith("loss/")}
     return out
 
 
@@ -169,6 +181,7 @@ if __name__ == "__main__":
         "rfdetr_seg_xl": predictions("SegXLarge", ((312, 312),)),
         "rfdetr_seg_2xl": predictions("Seg2XLarge", ((312, 360),)),
         "rfdetr_keypoints": {**predictions("KeypointPreview", ((288, 288),)), **results(288)},
+        "rfdetr_rectangles": at_rectangles(),
         "rfdetr_n_train": training("Nano"),
         "rfdetr_seg_n_train": training("SegNano"),
         "rfdetr_keypoints_train": training("KeypointPreview"),

@@ -37,15 +37,15 @@ def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
     return {name: weight(name, tuple(shape)) for name, shape in shapes.items()}
 
 
-def targets(size: int, counts: tuple[int, ...]) -> list[dict[str, Tensor]]:
-    """Labels, boxes (cx, cy, w, h) from 0 to 1 and masks of objects in squares."""
+def targets(size: int, counts: tuple[int, ...], width: int | None = None) -> list[dict[str, Tensor]]:
+    """Labels, boxes (cx, cy, w, h) from 0 to 1 and masks of objects in squares, or rectangles of the height `size`."""
     found = []
     for i, count in enumerate(counts):
         labels = normal(f"labels {i}", count).mul(100).long().abs() % 91
         centres, sides = normal(f"boxes {i}", count, 4).sigmoid().chunk(2, dim=1)
         boxes = torch.cat([0.3 + 0.4 * centres, 0.1 + 0.4 * sides], dim=1)
-        at = (torch.arange(size) + 0.5) / size
-        inside = [(at - boxes[:, d, None]).abs() < boxes[:, 2 + d, None] / 2 for d in (0, 1)]  # [n, size] each
+        at = [(torch.arange(n) + 0.5) / n for n in (width or size, size)]
+        inside = [(at[d] - boxes[:, d, None]).abs() < boxes[:, 2 + d, None] / 2 for d in (0, 1)]  # [n, w], [n, h]
         found.append({"labels": labels, "boxes": boxes, "masks": inside[1][:, :, None] & inside[0][:, None]})
     return found
 

@@ -35,7 +35,8 @@ SHORTCUTS = {
     ),
     "image-size": Shortcut(
         ("settings.image_size",),
-        "short side of a detector's images or of a segmentor's crops, in pixels; all sizes of the pipelines follow",
+        "short side of a detector's images or of a segmentor's crops, in pixels; or height and width where all have "
+        "one size; all sizes of the pipelines follow",
     ),
 }
 
@@ -44,7 +45,8 @@ def main() -> None:
     parser = make_parser(__doc__, "vitdense train")
     add_run_arguments(parser, "train")
     for name, what in SHORTCUTS.items():
-        parser.add_argument(f"--{name}", type=what.read, metavar="N", help=what.help)
+        number = {"nargs": "+", "metavar": ("N", "WIDTH")} if name == "image-size" else {"metavar": "N"}
+        parser.add_argument(f"--{name}", type=what.read, **number, help=what.help)
         parser.sets(f"--{name}", *what.keys)
     parser.add_argument(
         "--log-to", nargs="+", choices=("tensorboard", "wandb"), help="also log to TensorBoard or Weights & Biases"
@@ -61,6 +63,7 @@ def main() -> None:
     from vitdense.mm.train.launch import prepare_training, train
 
     given = {option.keys[0]: getattr(args, name.replace("-", "_")) for name, option in SHORTCUTS.items()}
+    given["settings.image_size"] = args.image_size[0] if len(args.image_size or ()) == 1 else args.image_size
     given["settings.log_to"] = args.log_to
     args.cfg_options |= {key: value for key, value in given.items() if value is not None}
     options = Asked.keywords("train", args)

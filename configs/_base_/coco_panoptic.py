@@ -1,5 +1,5 @@
 """COCO 2017 panoptic, 133 classes, with EoMT's augmentation: images 0.1 to 2 times as large as 640 pixels, cropped and
-padded with black. In tests an image fits the square.
+padded with black. In tests an image fits the size. A rectangle: ``settings = dict(image_size=(480, 864))``.
 
 The annotations are COCO's: ``annotations/panoptic_{train,val}2017.json`` and the folders of PNGs of these names.
 """
@@ -14,14 +14,14 @@ train_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="vitdense.LoadPanopticAnnotations"),
     dict(type="RandomFlip", prob=0.5),
-    dict(type="RandomResize", scale=image_size, ratio_range=(0.1, 2.0), keep_ratio=True),
+    dict(type="RandomResize", scale=image_size, ratio_range=(0.1, 2.0), resize_type="vitdense.FitImage"),
     dict(type="RandomCrop", crop_size=image_size, recompute_bbox=True, allow_negative_crop=True),
     dict(type="Pad", size=image_size, pad_val=dict(img=0, masks=0, seg=255)),
     dict(type="PackDetInputs"),
 ]
 test_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="Resize", scale=image_size, keep_ratio=True),
+    dict(type="vitdense.FitImage", scale=image_size),
     dict(type="vitdense.PadImage", size=image_size),
     dict(
         type="PackDetInputs",

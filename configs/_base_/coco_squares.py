@@ -1,6 +1,7 @@
 """COCO 2017 instances, stretched to squares: RF-DETR's augmentation, whose crops are those of DETR.
 
-A side that is not 512: ``settings = dict(image_size=384)``. It scales the crops too, which the authors do not.
+A side that is not 512: ``settings = dict(image_size=384)``, or ``(288, 512)``: height and width.
+The crops follow, which the authors' do not.
 """
 
 _base_ = "coco_instance.py"
@@ -8,7 +9,7 @@ _base_ = "coco_instance.py"
 square = dict(type="Resize", scale=(512, 512), keep_ratio=False)
 crops = [
     dict(type="RandomChoiceResize", scales=[(s, 1333) for s in (400, 500, 600)], keep_ratio=True),
-    dict(type="RandomCrop", crop_type="absolute_range", crop_size=(384, 600), allow_negative_crop=True),
+    dict(type="vitdense.CropBetween", smallest=(384, 384), crop_size=(600, 600), allow_negative_crop=True),
 ]
 train_pipeline = [
     *_base_.train_pipeline[:4],

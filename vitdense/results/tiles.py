@@ -32,7 +32,7 @@ MARGIN = 0.02  # distance from a tile's edge within which a box counts as cut, a
 def detect(
     image: np.ndarray,
     find: Callable[[list[np.ndarray]], Sequence[Output | Sequence]],
-    side: int,
+    side: int | Sequence[int],
     overlap: float = 0.2,
     names: Sequence[str] = (),
     batch_size: int = 4,
@@ -85,16 +85,16 @@ def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> 
     return Result(boxes, np.asarray(found.scores), np.asarray(found.labels), rle=codes)
 
 
-def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
+def cut(size: Sequence[int], side: int | Sequence[int], overlap: float) -> np.ndarray:
     """The tiles of an image.
 
-    They are evenly spaced squares: the fewest that overlap by at least `overlap` (up to a pixel). Where the image is
-    smaller than `side`, tiles have its height or width.
+    They are evenly spaced: the fewest that overlap by at least `overlap` (up to a pixel). Where the image is smaller
+    than a tile, tiles have its height or width.
 
     Args:
         size: Height and width of the image in pixels.
-        side: Side of a tile, in pixels.
-        overlap: Overlap of neighbours, as a share of `side`, above 0. At least `STEP` pixels of the side remain.
+        side: Side of square tiles, or their height and width, in pixels.
+        overlap: Overlap of neighbours, as a share of a side, above 0. At least `STEP` pixels of a side remain.
 
     Returns:
         [tiles, 4] int64: left, upper, right and lower edge.
@@ -102,14 +102,17 @@ def cut(size: Sequence[int], side: int, overlap: float) -> np.ndarray:
     Raises:
         ValueError: An argument is out of range.
     """
-    if not isinstance(side, (int, np.integer)) or not overlap > 0 or not side * (1 - overlap) >= STEP:
+    sides = [side] * 2 if np.ndim(side) == 0 else list(side)
+    fits = len(sides) == 2 and all(isinstance(one, (int, np.integer)) for one in sides)
+    if not fits or not overlap > 0 or not min(sides) * (1 - overlap) >= STEP:
         raise OptionError(
             f"tiles: got {side!r} and overlap {overlap}, expected a number of pixels and a share over 0, which leave "
             f"{STEP} pixels from a tile to the next"
         )
-    tops, lefts = (_starts(length, side, overlap) for length in size)
-    height, width = size
-    return np.array([(x, y, min(x + side, width), min(y + side, height)) for y in tops for x in lefts], np.int64)
+    tops, lefts = (_starts(length, one, overlap) for length, one in zip(size, sides))
+    ends = [np.minimum(np.add(starts, one), length) for starts, one, length in zip((tops, lefts), sides, size)]
+    boxes = [(x1, y1, x2, y2) for y1, y2 in zip(tops, ends[0]) for x1, x2 in zip(lefts, ends[1])]
+    return np.array(boxes, np.int64)
 
 
 def _starts(length: int, side: int, overlap: float) -> list[int]:

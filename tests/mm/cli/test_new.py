@@ -21,6 +21,7 @@ from vitdense.mm.config import own_data
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import class_heads
+from vitdense.mm.config.settings import image_size
 
 DETECTION = ["new", "detection", "--train", "train.json", "--val", "val.json", "--images", "pictures"]
 SEGMENTATION = ["new", "segmentation", "--images", "images/train", "--labels", "labels/train"]
@@ -119,6 +120,23 @@ def test_image_size_of_smaller_data(boxes, size, expected):
     assert run(*DETECTION, "mine.py") == 0
     assert (expected or "data_root") in Path("mine.py").read_text()
     assert ("image_size" in Path("mine.py").read_text()) == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [((1920, 1080), (384, 672)), ((1080, 1920), (672, 384)), ((1280, 1024), (448, 576)), ((900, 900), (512, 512))],
+)
+def test_rectangles_have_the_ratio_of_the_data(boxes, size, wanted, capsys):
+    """In the area of the recipe's square."""
+    boxes(size)
+    assert run(*DETECTION, "mine.py", "--method", "rfdetr") == 0
+    assert image_size(load_config("mine.py")) == wanted
+    assert ("times as wide as high" in capsys.readouterr().out) == (wanted[0] != wanted[1])
+    assert own_data._rectangle(384, 16 / 9, 32, 0.9) == (288, 512)
+
+
+def test_images_of_several_ratios_become_squares():
+    assert own_data._sides([(1920, 1080)] * 8 + [(1080, 1920)] * 2) == (1080, 1.0)
 
 
 @pytest.mark.parametrize(

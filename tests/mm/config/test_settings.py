@@ -3,9 +3,12 @@
 import pytest
 
 from vitdense.mm.checks.schedule import schedule
+from vitdense.mm.config import settings
 from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import LOADING
+from vitdense.mm.config.query import nodes
+from vitdense.mm.config.settings import image_size
 
 
 def apply_settings(cfg):
@@ -69,6 +72,36 @@ def test_image_size_keeps_images_that_validation_does_not_resize(repo):
     cfg = load_config(repo / "configs/demo/upernet_swin_nano_camvid.py", {"settings.image_size": 144})
     assert steps(cfg)["RandomCrop"].crop_size == cfg.model.data_preprocessor.size == (144, 144)
     assert steps(cfg)["RandomResize"].scale == (480, 360)
+
+
+RECTANGLES = [  # recipe, setting, size of images; other sizes in the training pipeline
+    ("rfdetr_n_coco", (288, 512), (288, 512), {"smallest": (384, 216), "crop_size": (600, 338)}),
+    ("rfdetr_seg_n_coco", [230, 410], (228, 408), {"crop_size": (478, 267)}),
+    ("rfdetr_n_coco", 300, (288, 288), {"crop_size": (338, 338)}),
+    ("lwdetr_t_coco", (448, 832), (448, 832), {"crop_size": (975, 525)}),
+    ("rfdetr_keypoints_coco", (768, 432), (768, 432), {"crop_size": (506, 900)}),
+    ("eomt_dinov2_s_640_coco_panoptic", (480, 864), (480, 864), {"crop_size": (864, 480), "size": (864, 480)}),
+]
+
+
+@pytest.mark.parametrize(("name", "setting", "size", "others"), RECTANGLES)
+def test_rectangles_in_whole_windows(name, setting, size, others, monkeypatch):
+    said = []
+    monkeypatch.setattr(settings, "print_log", lambda text, logger: said.append(text))
+    cfg = load_config(name, {"settings.image_size": setting})
+    assert image_size(cfg) == size
+    assert len(said) == (setting not in (size, list(size)))
+    scales = [node["scale"] for node in nodes([cfg.train_dataloader, cfg.test_dataloader]) if "scale" in node]
+    assert {*scales} == {size[::-1]}
+    for key, value in others.items():
+        assert {node[key] for node in nodes(cfg.train_dataloader) if key in node} == {value}
+
+
+def test_crops_of_a_segmentor_are_rectangles():
+    cfg = load_config("eomt_dinov2_l_512_ade20k", {"settings.image_size": (384, 640)})
+    assert steps(cfg)["RandomCrop"].crop_size == cfg.model.data_preprocessor.size == (384, 640)
+    assert cfg.model.test_cfg.crop_size == (384, 640)
+    assert steps(cfg)["RandomResize"].scale == (1536, 384)  # by the short side
 
 
 def test_sizes_that_settings_cannot_change_are_named(repo):
@@ -202,9 +235,11 @@ def test_log_to_of_other_configs(tmp_path, lines, found):
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("given", "named"),
     [
         ({"image_size": 0}, "image_size"),
+        ({"image_size": (288, 512)}, "image_size.*keep_ratio"),  # this config keeps the ratio of an image
+        *(({"image_size": size}, "image_size.*height") for size in ((288,), (288, 0), (288, 512.0), (1, 2, 3))),
         ({"max_epochs": 2.5}, "max_epochs"),
         ({"max_iters": 5}, "max_epochs"),  # the other unit
         ({"size": 3}, "size"),
@@ -212,9 +247,9 @@ def test_log_to_of_other_configs(tmp_path, lines, found):
         ({"normalisation": "other"}, r"normalisation: got 'other', expected 'own'"),
     ],
 )
-def test_wrong_settings_are_refused(settings, named):
+def test_wrong_settings_are_refused(given, named):
     with pytest.raises(ConfigError, match=f"settings.*{named}"):
-        load_config("cascade_swin_t_coco", {"settings": settings})
+        load_config("cascade_swin_t_coco", {"settings": given})
 
 
 def test_setting_own_normalisation_changes_nothing():

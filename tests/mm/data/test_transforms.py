@@ -8,6 +8,7 @@ from mmcv.transforms import LoadImageFromFile
 from mmdet.structures.bbox import HorizontalBoxes
 from mmdet.structures.mask import BitmapMasks
 from mmengine.dataset import BaseDataset
+from mmengine.registry import TRANSFORMS
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -158,3 +159,34 @@ def test_mosaic_has_the_masks_of_its_objects(seed):
 def test_mosaic_draws_only_images_of_the_data_set():
     random.seed(0)
     assert {i for _ in range(40) for i in Mosaic(img_scale=(64, 96)).get_indexes(range(2))} == {0, 1}
+
+
+@pytest.mark.parametrize("size", [(40, 90), (90, 40), (64, 64), (30, 97)])
+def test_an_image_fits_a_rectangle_whichever_way_it_lies(size):
+    image = {"img": np.zeros((*size, 3), np.uint8)}
+    h, w = TRANSFORMS.build(dict(type="vitdense.FitImage", scale=(96, 48)))(dict(image))["img"].shape[:2]
+    assert max(h / 48, w / 96) == 1
+    assert abs(h / w - size[0] / size[1]) < 1 / min(h, w)
+    square = [
+        dict(type="vitdense.FitImage", scale=(96, 96)),
+        dict(type="mmdet.Resize", scale=(96, 96), keep_ratio=True),
+    ]
+    ours, theirs = (TRANSFORMS.build(step)(dict(image)) for step in square)
+    assert ours["scale_factor"] == theirs["scale_factor"]
+
+
+@pytest.mark.parametrize(("smallest", "largest"), [((30, 30), (60, 60)), ((40, 20), (80, 50))])
+def test_random_crops_of_rectangles(smallest, largest):
+    """With squares the crops of mmdet's range; with a rectangle between it and a larger one."""
+    image = {"img": np.arange(100 * 90 * 3, dtype=np.int64).reshape(100, 90, 3)}
+    step = dict(type="vitdense.CropBetween", smallest=smallest, crop_size=largest)
+    range_of_both = dict(type="mmdet.RandomCrop", crop_type="absolute_range", crop_size=(smallest[0], largest[0]))
+    for seed in range(20):
+        crops = []
+        for one in (step, range_of_both):
+            np.random.seed(seed)  # noqa: NPY002 -- mmdet's generator
+            crops.append(TRANSFORMS.build(one)(dict(image))["img"])
+        h, w = crops[0].shape[:2]
+        assert smallest[0] <= w <= largest[0]
+        assert smallest[1] <= h <= largest[1]
+        assert smallest[0] != smallest[1] or np.array_equal(*crops)

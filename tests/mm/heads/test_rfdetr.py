@@ -93,30 +93,56 @@ def test_one_group_predicts_as_among_thirteen_and_selects_as_the_authors(name):
         assert relative_error(last.masks.pixels, alone.masks.pixels) < 1e-5
 
 
-def samples(side, truths):
-    found = []
+def samples(side, truths, width=None):
+    found, size = [], (side, width or side)
     for truth in truths:
-        cx, cy, w, h = (truth["boxes"] * side).unbind(1)
+        cx, cy, w, h = (truth["boxes"] * torch.tensor([*size[::-1]] * 2)).unbind(1)
         boxes = torch.stack([cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2], 1)
-        masks = BitmapMasks(truth["masks"].numpy().astype("uint8"), side, side)
-        sample = DetDataSample(metainfo={"img_shape": (side, side), "ori_shape": (side, side), "scale_factor": (1, 1)})
+        masks = BitmapMasks(truth["masks"].numpy().astype("uint8"), *size)
+        sample = DetDataSample(metainfo={"img_shape": size, "ori_shape": size, "scale_factor": (1, 1)})
         sample.gt_instances = InstanceData(bboxes=boxes, labels=truth["labels"], masks=masks)
         found.append(sample)
     return found
+
+
+def for_training(size, patch):
+    """With fewer queries, for a grid of 128 pixels."""
+    shapes = {"backbone_0_encoder_encoder_embeddings_position_embeddings": (1, (128 // patch) ** 2 + 1, 384)}
+    shapes |= {"refpoint_embed_weight": (13 * 20, 4), "query_feat_weight": (13 * 20, 256)}
+    return load(make(size, image=128, num_queries=20), size, **shapes).train()
+
+
+RENAMED = {"cls": "ce", "mask": "mask_ce", "dice": "mask_dice"}
+
+
+@pytest.mark.parametrize("size", ["Nano", "SegNano"])
+def test_rectangles(size):
+    """A model for squares sees rectangles as the authors' does, without another table of positions."""
+    model, golden = load(make(size), size), load_file(GOLDEN / "rfdetr_rectangles.safetensors")
+    golden = {key.removeprefix(f"{size}/"): x for key, x in golden.items() if key.startswith(f"{size}/")}
+    for at in {key.partition("/")[0] for key in golden if "loss" not in key}:
+        with torch.no_grad():
+            (found,) = model.bbox_head(model.extract_feat(normal("image", 1, 3, *map(int, at.split("x")))))
+        assert relative_error(found.logits[:, QUERIES, CLASSES], golden[f"{at}/logits"]) < 3e-6
+        assert relative_error(found.boxes[:, QUERIES], golden[f"{at}/boxes"]) < 3e-6
+        if found.masks is not None:
+            assert relative_error(found.masks.logits()[:, QUERIES, PIXELS, PIXELS], golden[f"{at}/masks"]) < 3e-6
+    h, w = (96, 160) if size == "Nano" else (96, 168)
+    model = for_training(size, SIZES[size][3])
+    with same_points():
+        losses = model.loss(normal("images", 3, 3, h, w), samples(h, targets(h, (4, 0, 2), w), w))
+    assert_same_losses(losses, {key: x for key, x in golden.items() if "loss" in key}, RENAMED)
 
 
 @pytest.mark.parametrize("name", GOLDENS)
 def test_losses_and_gradients_with_an_image_without_objects(name):
     size = GOLDENS[name]
     side, patch = (128, 16) if size == "Nano" else (120, 12)
-    grid, rows = (128 // patch) ** 2 + 1, 13 * 20
-    shapes = {"backbone_0_encoder_encoder_embeddings_position_embeddings": (1, grid, 384)}
-    shapes |= {"refpoint_embed_weight": (rows, 4), "query_feat_weight": (rows, 256)}
-    model = load(make(size, image=128, num_queries=20), size, **shapes)
+    model = for_training(size, patch)
     golden = load_file(GOLDEN / f"{name}_train.safetensors")
     with same_points():
-        losses = model.train().loss(normal("images", 3, 3, side, side), samples(side, targets(side, (4, 0, 2))))
-    assert_same_losses(losses, golden, {"cls": "ce", "mask": "mask_ce", "dice": "mask_dice"})
+        losses = model.loss(normal("images", 3, 3, side, side), samples(side, targets(side, (4, 0, 2))))
+    assert_same_losses(losses, golden, RENAMED)
     sum(losses.values()).backward()
     head, trunk = model.bbox_head, model.backbone
     layer = head.decoder.layers[0]

@@ -62,17 +62,22 @@ def run(model, image):
     return result.pred_instances
 
 
+SQUARE = split_pipeline(PIPELINE)[1]
+WIDE = [{**step, "scale": (256, 128), "keep_ratio": False} if "scale" in step else step for step in SQUARE]
+
+
 @pytest.mark.parametrize("masks", [True, False])
-def test_blobs_across_borders(masks):
-    """Each tile is resized as the config says, here to twice its size."""
+@pytest.mark.parametrize(("steps", "size"), [(SQUARE, (256, 256)), (WIDE, (128, 256))], ids=["square", "rectangle"])
+def test_blobs_across_borders(masks, steps, size):
+    """Each tile is resized as the config says, here to twice its size; it has the ratio of what all images become."""
     image = np.zeros((200, 330), np.uint8)
     blobs = [(10, 20, 300, 50), (100, 60, 130, 190), (5, 80, 40, 110), (290, 150, 330, 200)]  # x1, y1, x2, y2
     for x1, y1, x2, y2 in blobs:
         image[y1:y2, x1:x2] = 255
     module = Blobs(masks=masks)
-    model = TiledDetector(module, 128, 0.2, split_pipeline(PIPELINE)[1])
+    model = TiledDetector(module, 128, 0.2, steps)
     found = run(model, image)
-    assert set(module.sizes) == {(256, 256)}
+    assert set(module.sizes) == {size}
     assert sorted(map(tuple, found.bboxes.int().tolist())) == sorted(blobs)
     assert ("masks" in found) == masks
     if masks:

@@ -70,7 +70,7 @@ def _input(cfg: Config) -> tuple[int, str]:
     """The size of the model's input in pixels, and where it is from; 0 if no step of the pipelines has it."""
     mode = "crops" if cfg.get("default_scope") == "mmseg" else "a short side"
     try:
-        size = image_size(cfg)
+        size = min(image_size(cfg))
     except ConfigError as error:
         return 0, str(error)
     return size, f"The recipe's input: {mode} of {size} pixels."

@@ -36,7 +36,7 @@ from vitdense.mm.config.build import build_model, explained
 from vitdense.mm.config.classes import annotation_file
 from vitdense.mm.config.query import as_list, drop_weights
 from vitdense.mm.config.run import in_process
-from vitdense.mm.config.settings import image_size, set_image_size
+from vitdense.mm.config.settings import image_size, set_image_size, shown
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.transforms import parts, steps_of
 from vitdense.mm.errors import ConfigError
@@ -84,7 +84,7 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
     train(model, loaders["train"], wrapper)
     seconds, size = time.perf_counter() - start, cfg.get("settings", {}).get("image_size")
     number = min(IMAGES, loaders["train"].batch_size or 1)
-    of_size = f" of {size} pixels" if size else ""
+    of_size = f" of {shown(size)} pixels" if size else ""
     say(f"images: {number}{of_size}, of a batch of {loaders['train'].batch_size}: {seconds:.2g} s{_peak_memory()}")
     warnings: list[Fault] = []
     for module in (module for module in options_of("check") if hasattr(module, "look")):
@@ -263,7 +263,7 @@ def _small(cfg: Config) -> Config | None:
     step = (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 32
     side = max(SIDE // step, 1) * step
     with suppress(ConfigError):
-        if get_device() == "cpu" and image_size(cfg) > side:
+        if get_device() == "cpu" and min(image_size(cfg)) > side:
             cfg.settings = {**cfg.get("settings", {}), "image_size": side}
             set_image_size(cfg)
             return cfg

@@ -22,7 +22,7 @@ from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
 from vitdense.mm.config.query import class_heads, find_class, row_of_weights
 from vitdense.mm.config.recipes import DETECTORS, EPOCHS, FINETUNE, ITERS, PANOPTIC, SEGMENTORS
-from vitdense.mm.config.settings import image_size
+from vitdense.mm.config.settings import has_one_size, image_size
 from vitdense.mm.console import result_commands
 from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.classes import names_faults
@@ -52,6 +52,7 @@ class Data:
     line: str  # the task and the data in a line
     root: str  # common folder
     short_side: int  # median of the training images, in pixels
+    ratio: float  # of width to height, if the training images share one, else 1
     shared: Mapping[str, Any]  # arguments of both data sets
     train: Mapping[str, Any]  # further arguments of the training set
     val: Mapping[str, Any]
@@ -109,7 +110,7 @@ def _annotated(args: argparse.Namespace) -> Data:
     shared = {} if is_panoptic else {"metainfo": {"classes": classes}}
     densest = 0 if is_panoptic else max(one.densest for one in found.values())
     line = describe("Panoptic segmentation" if is_panoptic else "Detection", classes, sizes, found["val"].sizes)
-    return Data(line, root, _short_side(sizes), shared, **own, densest=densest, written=written)
+    return Data(line, root, *_sides(sizes), shared, **own, densest=densest, written=written)
 
 
 def _label_maps(args: argparse.Namespace) -> Data:
@@ -135,7 +136,7 @@ def _label_maps(args: argparse.Namespace) -> Data:
     shared = {"type": "BaseSegDataset", "metainfo": {"classes": classes}}
     shared |= dict(zip(("img_suffix", "seg_map_suffix"), suffixes), reduce_zero_label=args.reduce_zero_label)
     line = describe("Segmentation", classes, files["train"], files["val"])
-    return Data(line, root, _short_side(sizes), shared, **own)
+    return Data(line, root, *_sides(sizes), shared, **own)
 
 
 def describe(task: str, classes: Sequence[str], train: Sized, val: Sized) -> str:
@@ -143,8 +144,12 @@ def describe(task: str, classes: Sequence[str], train: Sized, val: Sized) -> str
     return f"{task}, {len(classes)} classes ({join_some(classes)}); {images}."
 
 
-def _short_side(sizes: Sequence[tuple[int, int]]) -> int:
-    return round(statistics.median(map(min, sizes)))
+def _sides(sizes: Sequence[tuple[int, int]]) -> tuple[int, float]:
+    """The median of the short sides, and the ratio that nine of ten images have up to a tenth, else 1."""
+    ratios = sorted(width / height for width, height in sizes)
+    ratio = statistics.median_low(ratios)
+    share = sum(0.9 < one / ratio < 1 / 0.9 for one in ratios) / len(ratios)
+    return round(statistics.median(map(min, sizes))), ratio if share >= 0.9 else 1.0
 
 
 def _suffix(folder: Path, option: str, given: str | None) -> str:
@@ -184,8 +189,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if args.finetune:
         model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
     settings = _length(cfg, args, base)
-    if args.base is None and (size := _size(cfg, args, data, model, limits)) != image_size(cfg):
-        settings["image_size"] = size
+    if args.base is None:
+        settings |= _sizes(cfg, args, data, model, limits)
     changed = Config({"model": model})
     changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data)})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
@@ -225,12 +230,35 @@ def _length(cfg: Config, args: argparse.Namespace, base: Path) -> dict[str, int]
     return {f"max_{unit}": length} if length else {}
 
 
-def _size(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping) -> int:
+def _sizes(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping) -> dict[str, Any]:
+    """The setting `image_size`, if it is not the recipe's: a rectangle where all images have one size, as the data."""
+    old = min(image_size(cfg))
+    size = _side(cfg, args, data, model, limits, old)
+    if has_one_size(cfg) and args.task != "segmentation":
+        fewest = 1.0 if limits else 0.9  # of the square's positions, which the raised number of queries needs
+        rectangle = _rectangle(size, data.ratio, cfg.model.data_preprocessor.pad_size_divisor, fewest)
+        if rectangle != (size, size):
+            cost = f"at the cost of {size}x{size}"
+            print(f"images are {data.ratio:.3g} times as wide as high: image_size={rectangle}, {cost}")
+            return {"image_size": rectangle}
+    return {} if size == old else {"image_size": size}
+
+
+def _rectangle(side: int, ratio: float, step: int, fewest: float) -> tuple[int, int]:
+    """The multiples (h, w) of `step` nearest to a ratio of width to height, in the area of a square, or at least this
+    share of it."""
+    area = (side // step) ** 2
+    pairs = [(h, area // h) for h in range(2, area // 2 + 1) if h * (area // h) >= fewest * area]
+    h, w = min(pairs, key=lambda pair: abs(math.log(pair[1] / pair[0] / ratio)))
+    return h * step, w * step
+
+
+def _side(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping, old: int) -> int:
     """The image size of the recipe, or less for smaller images, in whole patches or windows."""
-    old = image_size(cfg)
     # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
     side = min(data.short_side * 5 // 3 if args.task == "detection" else data.short_side, old)
-    patch = getattr(row_of_weights({**cfg.model.backbone, **model.get("backbone", {})}), "patch_size", None)
+    trunk = {**cfg.model.backbone, **model.get("backbone", {})}
+    patch = trunk.get("patch_size") or getattr(row_of_weights(trunk), "patch_size", None)
     if patch and 32 % patch:  # such as patches of 14 pixels
         return -(-side // patch) * patch
     is_rfdetr = vars(args).get("method") == "rfdetr"

@@ -1,13 +1,17 @@
 """``settings``: length, image size and loggers of a config, stated once and applied wherever the config repeats them.
 
 ``settings = dict(max_epochs=12, image_size=640)`` changes the loop with its learning-rate schedule, and every size in
-the pipelines. ``dict(log_to=["tensorboard", "wandb"])`` adds these loggers to the visualizer.
-``dict(normalisation="own")`` permits another normalisation than the pretrained weights expect, which is refused else.
+the pipelines; so does ``image_size=(288, 512)``, height and width, where images are resized to one size.
+``dict(log_to=["tensorboard", "wandb"])`` adds these loggers to the visualizer. ``dict(normalisation="own")`` permits
+another normalisation than the pretrained weights expect, which is refused else.
 """
 
+from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from mmengine.config import Config
+from mmengine.logging import print_log
 
 from vitdense.mm.config.base import flat
 from vitdense.mm.config.query import SPLITS, as_list, hooks, mapped, nodes, type_name
@@ -25,7 +29,7 @@ TIMES = {
     **{"starts": 0, "ends": 1, "initial_epoch": 0},
 }
 # Keys of sizes in transforms, the data preprocessor and test_cfg.
-SIZES = ("scale", "scales", "crop_size", "size", "img_scale", "img_scales", "stride")
+SIZES = ("scale", "scales", "crop_size", "smallest", "size", "img_scale", "img_scales", "stride")
 FIXED_SIZES = ("border", "random_size_range", "switch_pipeline")  # in YOLOX and RTMDet, whose code repeats sizes
 
 
@@ -38,8 +42,10 @@ def check_settings(cfg: Config) -> None:
             fits, expected = all(logger in LOGGERS for logger in as_list(value)), f"some of {', '.join(LOGGERS)}"
         elif name == "normalisation":
             fits, expected = value == "own", "'own'"
+        elif name == "image_size" and isinstance(value, (list, tuple)):
+            fits, expected = _is_pair(value) and min(value) > 0, "a positive int, or two: (height, width)"
         else:
-            fits, expected = isinstance(value, int) and value > 0, "a positive int"
+            fits, expected = type(value) is int and value > 0, "a positive int"
         if not fits:
             raise ConfigError(f"settings.{name}: got {value!r}, expected {expected}")
 
@@ -50,8 +56,8 @@ def check_kept(cfg: Config) -> None:
     for name in LENGTHS:
         if name in settings and cfg.get("train_cfg") and cfg.train_cfg.get(name) != settings[name]:
             raise ConfigError(f"settings.{name}: got {settings[name]}, but train_cfg.{name}={cfg.train_cfg.get(name)}")
-    if "image_size" in settings and (size := image_size(cfg)) != settings.image_size:
-        raise ConfigError(f"settings.image_size: got {settings.image_size}, but the pipelines were set to {size}")
+    if "image_size" in settings and (size := image_size(cfg)) != (wanted := _wanted_size(cfg)):
+        raise ConfigError(f"settings.image_size: got {shown(wanted)}, but the pipelines were set to {shown(size)}")
     used = {type_name(backend) for backend in as_list((cfg.get("visualizer") or {}).get("vis_backends"))}
     if absent := [x for x in as_list(settings.get("log_to")) if LOGGERS[x] not in used]:
         got = f"got {', '.join(absent)}, but visualizer={cfg.get('visualizer')} logs nothing there"
@@ -135,14 +141,16 @@ def _scale_times(node: dict, new: int, old: int) -> None:
 
 
 def set_image_size(cfg: Config) -> None:
-    """Multiply all sizes, in place, so that `image_size` becomes ``settings.image_size``."""
-    size = cfg.get("settings", {}).get("image_size")
-    if size is None or (old := image_size(cfg)) == size:
+    """Multiply all sizes, in place, so that `image_size` becomes ``settings.image_size``.
+
+    Sides that whole windows do not divide are rounded, which is logged.
+    """
+    given = cfg.get("settings", {}).get("image_size")
+    if given is None or (old := image_size(cfg)) == (new := _wanted_size(cfg)):
         return
-
-    def resized(side: Any) -> Any:
-        return round(side * size / old) if isinstance(side, int) else side  # floats are shares of the image
-
+    if (given if isinstance(given, int) else tuple(given)) not in (min(new), new):
+        divisor = f"multiples of {_divisor(cfg)}, the data_preprocessor.pad_size_divisor"
+        print_log(f"settings.image_size: {shown(given)} is rounded to {shown(new)}, {divisor}", "current")
     pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in SPLITS])]
     fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
     if fixed:
@@ -153,20 +161,46 @@ def set_image_size(cfg: Config) -> None:
     pipelines += nodes(cfg.get("tta_pipeline"))
     trained = {side for step in pipelines for key in keys for side in _sides(step.get(key))}
     preprocessor, backbone = (cfg.model.get(name) or {} for name in ("data_preprocessor", "backbone"))
-    for node in (*pipelines, *nodes(preprocessor), cfg.model.get("test_cfg") or {}):
+    by, short = [Fraction(*sides) for sides in zip(new, old)], Fraction(min(new), min(old))
+    crops_by_height = cfg.get("default_scope") == "mmseg"
+    for step in pipelines:
+        in_any_order = step.get("keep_ratio") or step.get("crop_type") == "absolute_range"  # long and short, or a range
+        for key in keys:
+            by_height = key == "crop_size" and crops_by_height
+            ratios = [short] * 2 if in_any_order else by if by_height else by[::-1]
+            if key in step:
+                step[key] = _resized(step[key], ratios)
+    for node in (*nodes(preprocessor), cfg.model.get("test_cfg") or {}):
         for key in keys:
             if key in node:
-                node[key] = mapped(node[key], resized)
+                node[key] = _resized(node[key], by)
     # ViTDet pads to squares of the training size and has position embeddings for them.
     for node, key in ((preprocessor, "pad_size_divisor"), (backbone, "img_size")):
         if node.get(key) in trained:
-            node[key] = mapped(node[key], resized)
+            node[key] = _resized(node[key], by)
 
 
-def image_size(cfg: Config) -> int:
-    """The size that ``settings.image_size`` sets: the short side of a detector's images in validation (without one, in
-    the test), or of a segmentor's crops in training."""
-    splits, key = (("train",), "crop_size") if cfg.get("default_scope") == "mmseg" else (("val", "test"), "scale")
+def image_size(cfg: Config) -> tuple[int, int]:
+    """The size (h, w) that ``settings.image_size`` sets: of a detector's images in validation (without one, in the
+    test), or of a segmentor's crops in training. Where images keep their ratio, the short and the long side."""
+    sides, keeps_ratio = _size(cfg)
+    return tuple(sorted(sides)) if keeps_ratio else sides
+
+
+def has_one_size(cfg: Config) -> bool:
+    """Whether all images of a config, or all crops, have one size, which may be a rectangle."""
+    return not _size(cfg)[1]
+
+
+def shown(size: int | Sequence[int]) -> str:
+    """A size (h, w) as text: 288x512."""
+    return str(size) if isinstance(size, int) else "x".join(map(str, size))
+
+
+def _size(cfg: Config) -> tuple[tuple[int, int], bool]:
+    """The size (h, w) of the first step with one, and whether it keeps the ratio of an image."""
+    is_crop = cfg.get("default_scope") == "mmseg"
+    splits, key = (("train",), "crop_size") if is_crop else (("val", "test"), "scale")
     loaders = [f"{split}_dataloader" for split in splits]
     loader = next(filter(cfg.get, loaders), None)
     if loader is None:
@@ -174,12 +208,52 @@ def image_size(cfg: Config) -> int:
         raise ConfigError(f"settings.image_size (--image-size): {got}; keep one, or set the sizes of the steps")
     for node in nodes(cfg.get(loader)):
         if sides := _sides(node.get(key)):
-            return min(sides)
+            size = sides[0], sides[-1]
+            return (size if is_crop else size[::-1]), bool(node.get("keep_ratio"))
     step = "Resize, scale=(1333, 800)" if key == "scale" else "RandomCrop, crop_size=(512, 512)"
     raise ConfigError(
         f"settings.image_size (--image-size): no step of {loader} has a {key}; add one, such as {step}, or set the "
         f"sizes of the steps themselves"
     )
+
+
+def _wanted_size(cfg: Config) -> tuple[int, int]:
+    """``settings.image_size`` as (h, w), in whole windows: one number is the short side, in the ratio of the config."""
+    given, old, divisor = cfg.settings.image_size, image_size(cfg), _divisor(cfg)
+    if isinstance(given, int):
+        by = Fraction(_whole(given, divisor), min(old))
+        given = [side * by for side in old]
+    elif not has_one_size(cfg):
+        raise ConfigError(
+            f"settings.image_size (--image-size): got {shown(given)}, but images keep their ratio in this config; give "
+            f"their short side alone, or resize them to one size by keep_ratio=False"
+        )
+    return tuple(_whole(side, divisor) for side in given)
+
+
+def _divisor(cfg: Config) -> int:
+    """What the sides of a detector's images are multiples of, if they have one size."""
+    is_free = cfg.get("default_scope") == "mmseg" or not has_one_size(cfg)
+    return 1 if is_free else (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 1
+
+
+def _whole(side: Fraction | int, divisor: int) -> int:
+    return max(round(Fraction(side, divisor)), 1) * divisor
+
+
+def _resized(value: Any, by: Sequence[Fraction]) -> Any:
+    """A size or a list of sizes with the first and second side times `by`. Floats are shares of the image."""
+    if _is_pair(value):
+        return type(value)(round(side * one) for side, one in zip(value, by))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_resized(part, by) for part in value)
+    if isinstance(value, int):
+        return round(value * by[0]) if by[0] == by[1] else tuple(round(value * one) for one in by)
+    return value
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(type(side) is int for side in value)
 
 
 def _sides(value: Any) -> list[int]:

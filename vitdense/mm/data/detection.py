@@ -13,8 +13,9 @@ from typing import Any
 import mmdet.datasets
 import numpy as np
 import torch
+from mmcv.transforms.utils import cache_randomness
 from mmdet.datasets.api_wrappers import COCO, COCOPanoptic
-from mmdet.datasets.transforms import LoadAnnotations
+from mmdet.datasets.transforms import LoadAnnotations, RandomCrop, Resize
 from mmdet.datasets.transforms import LoadPanopticAnnotations as _LoadPanopticAnnotations
 from mmdet.datasets.transforms import Mosaic as _Mosaic
 from mmdet.structures.mask import BitmapMasks
@@ -201,6 +202,39 @@ class ShapesPanopticDataset(DrawnOnDemand, PanopticDataset):
         "stuff_classes": STUFF,
         "palette": [*PALETTE, (90, 90, 90)],
     }
+
+
+@TRANSFORMS.register_module()
+class FitImage(Resize):
+    """mmdet's `Resize` to the largest size within `scale` (width, height) that has the ratio of the image.
+
+    With ``keep_ratio=True`` mmdet turns `scale` with the image, so that an upright one is higher than it.
+    """
+
+    def __init__(self, scale: int | tuple[int, int], **options: Any) -> None:
+        super().__init__(scale, keep_ratio=True, **options)
+
+    def _resize_img(self, results: dict) -> None:
+        sides = zip(self.scale, results["img"].shape[1::-1])
+        results["scale"] = min(new / old for new, old in sides)
+        super()._resize_img(results)
+
+
+@TRANSFORMS.register_module()
+class CropBetween(RandomCrop):
+    """mmdet's `RandomCrop` to a random size from `smallest` to `crop_size`, (width, height) in pixels each.
+
+    mmdet's ``crop_type="absolute_range"`` has one range for both sides.
+    """
+
+    def __init__(self, smallest: tuple[int, int], crop_size: tuple[int, int], **options: Any) -> None:
+        super().__init__(crop_size, **options)
+        self.smallest = smallest
+
+    @cache_randomness
+    def _get_crop_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        ranges = zip(image_size, self.smallest[::-1], self.crop_size[::-1])
+        return tuple(np.random.randint(min(n, least), min(n, most) + 1) for n, least, most in ranges)  # noqa: NPY002
 
 
 @TRANSFORMS.register_module()

@@ -25,7 +25,7 @@ class TiledDetector(BaseTTAModel):
 
     Args:
         module: The detector, not panoptic, or its config.
-        side: Side of a tile, in pixels of the image.
+        side: Side of a tile, in pixels of the image; the longer one, where the pipeline makes all images a rectangle.
         overlap: Overlap of neighbouring tiles, as a share of `side`.
         pipeline: Steps for every tile; see `split_pipeline`.
     """
@@ -40,7 +40,7 @@ class TiledDetector(BaseTTAModel):
             )
         if refused := getattr(getattr(self.module, "bbox_head", None), "not_in_tiles", None):
             raise OptionError(f"tiles: got {refused}")
-        self.side, self.overlap = side, overlap
+        self.side, self.overlap = _tile(side, pipeline), overlap
         self.pipeline = Compose(pipeline)
 
     @torch.no_grad()
@@ -66,3 +66,10 @@ class TiledDetector(BaseTTAModel):
 
     def merge_preds(self, data_samples_list: SampleList) -> SampleList:
         raise NotImplementedError  # `vitdense.results.tiles.detect` merges
+
+
+def _tile(side: int, pipeline: Sequence[dict]) -> tuple[int, int]:
+    """Height and width of a tile, in the ratio to which the pipeline resizes all images, if it does."""
+    scales = [step["scale"] for step in pipeline if np.ndim(step.get("scale")) == 1 and not step.get("keep_ratio")]
+    width, height = scales[0] if scales else (1, 1)
+    return round(side * height / max(width, height)), round(side * width / max(width, height))

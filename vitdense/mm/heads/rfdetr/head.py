@@ -38,7 +38,7 @@ class RFDETRHead(BaseModule):
     """Queries with boxes selected from one map, in groups during training, without NMS.
 
     For mmdet's `SingleStageDetector` with a `C2fProjector` as neck. Coordinates are relative to the map, that is the
-    padded image. The published models were trained on images stretched to squares.
+    padded image. The published models were trained on images stretched to squares; others see rectangles.
 
     Args:
         num_classes: C.
