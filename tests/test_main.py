@@ -205,7 +205,6 @@ def test_report_of_this_environment(capsys):
         ["ops", "enable"],
         ["train", "mine.py", "--batch-size", "auto"],
         ["train", "mine.py", "--batch-size=auto"],
-        ["test", "work", "--report", "folder"],
     ],
 )
 def test_what_was_removed_is_refused_with_the_way_around(words, capsys):

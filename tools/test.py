@@ -16,9 +16,9 @@ from vitdense.seams import ask
 
 
 def main() -> None:
-    parser = make_parser(__doc__, "vitdense test")
-    add_run_arguments(parser, "test")
+    parser = make_parser(__doc__, "vitdense test", needs_config=False)
     add_checkpoint(parser)
+    add_run_arguments(parser, "test")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="file for the metrics")
     add_prediction(parser)
     parser.apart("--tta", "--tiles")
@@ -34,6 +34,8 @@ def main() -> None:
     with exit_on_user_error():
         if (status := ask("test", "instead", args)) is not None:
             sys.exit(status)
+        if args.config is None:
+            parser.error("got no config, expected one, a work folder or the name of a published model")
         if args.out:
             check_writable(args.out, "--out")
         inference, options = Inference.of(args, device=get_device()), Asked.keywords("test", args)

@@ -58,7 +58,6 @@ REMOVED = {
     "vitdense before mmdet and mmseg",
     "train --batch-size auto": "give a number; vitdense check says the memory of a step",
     "train --replay": "leave it out: a training that refuses a step says why in its log",
-    "test --report": "--out FILE.json has the metrics; hotcoco has tables by class and size, and the confusion",
 }
 
 

@@ -73,6 +73,7 @@ def options_of(command: str) -> list[ModuleType]:
     - ``add_options(parser)``: adds them;
     - ``change(cfg, args)``: changes the config of a training or a test, after the core's own passes;
     - ``instead(args)``: replaces the whole command and returns its exit status, or returns None to leave it alone;
+    - ``before(args, runner)``: looks at the runner of a test before it runs;
     - ``after(args, **outcome)``: gets what the command made: ``metrics`` and ``runner`` of a test; ``program``,
       ``model`` and ``cfg`` of an export; ``cfg``, ``faults`` and ``sets`` of a check; ``model`` and ``checkpoint`` of
       ``load``, which has no ``args``;

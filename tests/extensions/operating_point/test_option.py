@@ -12,10 +12,8 @@ from mmengine.config import Config
 from vitdense.errors import OptionError
 from vitdense.extensions.operating_point import find, option
 from vitdense.extensions.operating_point.find import match
-from vitdense.extensions.operating_point.hook import KeepMatchesHook
 from vitdense.extensions.operating_point.point import conditions_of, read_point
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.registry import HOOKS
 from vitdense.mm.train.coco_engines import Found, Truth, evaluate
 
 CLASSES = ("cat", "dog")
@@ -69,7 +67,7 @@ def test_the_file_is_written_beside_the_unchanged_checkpoint(work):
     option.change(cfg, args)
     assert cfg.test_evaluator == {"type": "A"}
     assert cfg.test_dataloader == cfg.val_dataloader
-    HOOKS.build(cfg.custom_hooks[0]).before_test(runner)
+    option.before(args, runner)
     runner.test_evaluator.metrics[0].evaluations.append(evaluated())
     option.after(args, {}, runner)
     assert (folder / "iter_7.pth").read_bytes() == before
@@ -95,7 +93,7 @@ def test_what_is_refused(work):
             option.change(other, args)
     runner.test_evaluator.metrics = [SimpleNamespace()]
     with pytest.raises(ConfigError, match="expected a COCO metric"):
-        KeepMatchesHook().before_test(runner)
+        option.before(args, runner)
     assert not (folder / "operating_point.json").exists()
 
 

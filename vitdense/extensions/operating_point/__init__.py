@@ -7,5 +7,4 @@ EXTENSION = Extension(
         "test": "vitdense.extensions.operating_point.option",
         "load": "vitdense.extensions.operating_point.point",
     },
-    registers={"mmengine": "vitdense.extensions.operating_point.hook"},
 )

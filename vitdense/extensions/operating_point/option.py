@@ -35,7 +35,6 @@ def change(cfg: "Config", args: argparse.Namespace) -> None:
 
     from vitdense.extensions.operating_point.find import parse_wish
     from vitdense.extensions.operating_point.point import file_beside
-    from vitdense.mm.config.query import as_list
 
     parse_wish(args.operating_point)
     checkpoint = cfg.get("load_from") or ""
@@ -46,7 +45,21 @@ def change(cfg: "Config", args: argparse.Namespace) -> None:
     check_writable(file_beside(checkpoint), "--operating-point")
     for part in ("dataloader", "evaluator"):
         cfg[f"test_{part}"] = copy.deepcopy(cfg[f"val_{part}"])
-    cfg.custom_hooks = [*as_list(cfg.get("custom_hooks")), {"type": "vitdense.KeepMatchesHook"}]
+
+
+def before(args: argparse.Namespace, runner: "Runner") -> None:
+    """Let the COCO metric keep its evaluation."""
+    if args.operating_point:
+        metric_of(runner).evaluations = []
+
+
+def metric_of(runner: "Runner") -> object:
+    metrics = runner.test_evaluator.metrics
+    found = next((one for one in metrics if hasattr(one, "evaluations")), None)
+    if found is None:
+        names = ", ".join(type(one).__name__ for one in metrics)
+        raise ConfigError(f"--operating-point: got the metrics {names}, expected a COCO metric of a detector")
+    return found
 
 
 def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runner") -> None:
@@ -58,7 +71,6 @@ def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runne
     from mmengine.logging import print_log
 
     from vitdense.extensions.operating_point.find import find_point, match
-    from vitdense.extensions.operating_point.hook import metric_of
     from vitdense.extensions.operating_point.point import conditions_of, digest_of, file_beside
 
     if not is_main_process():

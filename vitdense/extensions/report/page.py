@@ -1,23 +1,21 @@
 """The page of `vitdense check --report`: faults with pictures, and statistics of data sets, in one HTML file."""
 
-import base64
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from pathlib import Path
 from string import Template
 
 from mmengine.config import Config
-from PIL import Image
 
 from vitdense import __version__
-from vitdense.extensions.report.pictures import SIDE, Picture, Shown
-from vitdense.files import atomic_write, read_text
+from vitdense.extensions.report.pictures import Picture, Shown
+from vitdense.files import read_text
 from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.errors import ConfigError
+from vitdense.results.page import bar, figure, write_page
 
 PICTURES = 4  # per fault
 MOST_PICTURES = 120  # per page, about 25 kB each
@@ -49,20 +47,16 @@ def write_report(folder: Path, cfg: Config, faults: Sequence[Fault], sets: Seque
         cards.append(_card(fault, pictures))
     examples = (one for of in shown if of.set.training for one in of.examples(PICTURES))
     size, said = _input(cfg)
-    page = Template(read_text(Path(__file__).with_name("page.html"))).substitute(
-        title=escape(f"Check of {Path(cfg.filename or 'a config').stem}"),
-        about=escape(f"{cfg.filename or ''} {cfg.model.type}, vitdense {__version__}"),
-        verdict=_verdict(faults),
+    body = Template(read_text(Path(__file__).with_name("page.html"))).substitute(
         findings="\n".join(cards) or "<p>Nothing.</p>",
         splits="\n".join(map(_split, sets)),
-        examples="\n".join(map(_figure, islice(examples, PICTURES))),
+        examples="\n".join(starmap(figure, islice(examples, PICTURES))),
         classes="\n".join(_classes([of for of in sets if of.is_described and of.counts])),
         input=escape(said),
         sizes="\n".join(table for of in shown if of.set.is_described and size for table in _sizes(of, size)),
     )
-    path = folder / "report.html"
-    with atomic_write(path) as scratch:
-        scratch.write_bytes(page.encode("utf-8", "backslashreplace"))  # for file names that are not UTF-8
+    path, about = folder / "report.html", f"{cfg.filename or ''} {cfg.model.type}, vitdense {__version__}"
+    write_page(path, f"Check of {Path(cfg.filename or 'a config').stem}", about, _verdict(faults), body)
     return path
 
 
@@ -88,23 +82,13 @@ def _card(fault: Fault, pictures: Iterable[Picture]) -> str:
     kind = "error" if fault.grave else "warning"
     words = fault.fix or (FIXES[fault.of] if fault.items else "")
     fix = f"<p><b>What to do:</b> {escape(words[:1].upper() + words[1:])}.</p>" if words else ""
-    shown = "".join(map(_figure, pictures))
+    shown = "".join(starmap(figure, pictures))
     return (
         f'<div class="card {kind}"><h3><b class="kind">{kind.title()}</b> {escape(fault.headline)}</h3>{fix}'
         f'<p class="faint">{escape(fault.where)} {escape(fault.listed)}</p>'
         + (f'<div class="pictures">{shown}</div>' if shown else "")
         + "</div>"
     )
-
-
-def _figure(picture: Picture) -> str:
-    caption, pixels = picture  # [H, W, 3] uint8 RGB
-    buffer, picture = io.BytesIO(), Image.fromarray(pixels)
-    picture.thumbnail((2 * SIDE, 2 * SIDE))
-    picture.save(buffer, "JPEG", quality=80)
-    data, text = base64.b64encode(buffer.getvalue()).decode(), escape(caption)
-    image = f'<img src="data:image/jpeg;base64,{data}" width="{picture.width}" height="{picture.height}"'
-    return f'<figure>{image} alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
 def _split(of: DataSet) -> str:
@@ -122,7 +106,7 @@ def _classes(shown: Sequence[DataSet]) -> Iterator[str]:
         for counts in columns:
             value = counts.get(name, 0)
             number = str(value) if isinstance(value, int) else f"{value:.3g}"
-            yield f'<td class="n">{number}{_bar(value, max(counts.values()))}' if value else '<td class="n none">none'
+            yield f'<td class="n">{number}{bar(value, max(counts.values()))}' if value else '<td class="n none">none'
     yield "</table></div>"
 
 
@@ -143,11 +127,7 @@ def _histogram(title: str, names: Sequence[str], limits: Sequence[float], values
     for value in values:
         counts[names[sum(value >= limit for limit in limits)]] += 1
     rows = (
-        f'{escape(x)}<td class="n">{n} ({100 * n / total:.3g} %){_bar(n, total)}' for x, n in counts.items() if total
+        f'{escape(x)}<td class="n">{n} ({100 * n / total:.3g} %){bar(n, total)}' for x, n in counts.items() if total
     )
     if values:
         yield f'<div class="card"><h3>{escape(title)}</h3><table><tr><td>{"<tr><td>".join(rows)}</table></div>'
-
-
-def _bar(value: float, most: float) -> str:
-    return f'<span class="bar" style="width:{100 * value / most:.1f}%"></span>' if value else ""

@@ -137,10 +137,10 @@ def _read_list(text: str) -> Any:
     return read.options["key"]
 
 
-def make_parser(description: str, prog: str) -> Parser:
+def make_parser(description: str, prog: str, needs_config: bool = True) -> Parser:
     """A parser with the arguments of all tools, named as in mmdet and mmseg: the config and its overrides."""
     parser = Parser(prog, description=description)
-    parser.add_argument("config", help="config file")
+    parser.add_argument("config", nargs=None if needs_config else "?", help="config file")
     parser.add_argument(
         "--cfg-options",
         nargs="+",

@@ -56,7 +56,7 @@ class Truth(COCO):
                 own = last[annotation["id"]]
                 if all(one["image_id"] in images and one["category_id"] in numbers for one in (annotation, own)):
                     given = {"iscrowd": own.get("iscrowd") or 0, "id": len(self.dataset["annotations"]) + 1}
-                    given["image_id"] = self.images[source, own["image_id"]]
+                    given["file_id"], given["image_id"] = own["id"], self.images[source, own["image_id"]]
                     given["category_id"] = numbers[own["category_id"]]
                     self.dataset["annotations"].append({**own, **given})
 
@@ -116,6 +116,7 @@ class Evaluation:
     truth: Truth
     found: Found
     images: Sequence[int]
+    made: Any  # the engine's ``COCOeval``
 
     def figures(self, chosen: Sequence[int] | slice = slice(None), ap_limit: int | None = None) -> dict[str, float]:
         """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them, for the classes with indices `chosen`.
@@ -169,7 +170,7 @@ def evaluate(
         made.evaluate()
         made.accumulate()
     precision, recall = np.asarray(made.eval["precision"]), np.asarray(made.eval["recall"])
-    return Evaluation(kind, precision, recall, thresholds, limits, truth, found, images)
+    return Evaluation(kind, precision, recall, thresholds, limits, truth, found, images, made)
 
 
 def chosen_engine(name: str | None) -> str:

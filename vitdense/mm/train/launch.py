@@ -94,6 +94,8 @@ def test(  # no test of pytest
     WorkFolder(cfg.work_dir).make()
     runner = _runner(cfg, asked)
     inference.tune_cpu()
+    if asked.args is not None:
+        call("test", "before", asked.args, runner=runner)
     with explained(cfg), inference.computing():
         metrics = runner.test()
     metrics = {name: math.nan if value == -1 else float(value) for name, value in metrics.items()}  # COCO's -1

@@ -1,0 +1,220 @@
+"""`vitdense test --report` of detectors: its numbers are those of the metric, its suspects the damaged labels."""
+
+import copy
+import json
+import re
+
+import cv2
+import numpy as np
+import pytest
+
+pytest.importorskip("mmdet")
+pytest.importorskip("hotcoco")
+from commands import run_command
+from pycocotools import mask as rle
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from vitdense.extensions.errors import predictions
+from vitdense.extensions.errors.objects import KINDS, Judged
+
+SIDE, CLASSES = 200, ("cat", "dog <b>", "owl")
+POINTS = 3
+SIGMAS = [0.05, 0.1, 0.07]
+
+
+def annotation(image, category, box, **more):
+    x, y, w, h = map(float, box)
+    code = rle.merge(rle.frPyObjects([[x, y, x + w, y, x + w, y + h, x, y + h]], SIDE, SIDE))
+    points = np.array([(x + w * share, y + h * share, 2) for share in (0.2, 0.5, 0.8)]).ravel().tolist()
+    mask = {"size": code["size"], "counts": code["counts"].decode()}
+    shape = {"bbox": [x, y, w, h], "area": w * h, "segmentation": mask, "keypoints": points, "num_keypoints": POINTS}
+    return {"image_id": image, "category_id": category, "iscrowd": 0, **shape, **more}
+
+
+def drawn(rng, images, per_image):
+    """An annotation file with ids that do not start at 1, and what a middling detector finds."""
+    categories = [
+        {"id": 7 + i, "name": name, "keypoints": ["x", "y", "z"], "sigmas": SIGMAS} for i, name in enumerate(CLASSES)
+    ]
+    content = {"images": [], "annotations": [], "categories": categories}
+    for image in range(100, 100 + images):
+        content["images"].append({"id": image, "file_name": f"{image}.png", "width": SIDE, "height": SIDE})
+        taken = np.zeros((0, 4))
+        for _ in range(50):
+            box = [*rng.uniform(0, 140, 2), *rng.uniform(20, 60, 2)]
+            if len(taken) < per_image and (
+                not len(taken) or rle.iou(np.array([box]), taken, [0] * len(taken)).max() < 0.05
+            ):
+                taken = np.concatenate([taken, [box]])
+                content["annotations"].append(annotation(image, int(rng.integers(7, 10)), box))
+    for i, one in enumerate(content["annotations"], 30):
+        one["id"] = i
+    return content, found_in(rng, content)
+
+
+def found_in(rng, content):
+    """Most objects, with errors of place and class, scores that tell less than they should, and ghosts."""
+    rows = []
+
+    def find(image, category, box, score):
+        one = annotation(image, category, [*box[:2], *np.maximum(box[2:], 2)])
+        rows.append({**{key: one[key] for key in ("image_id", "category_id", "bbox", "segmentation", "keypoints")}})
+        rows[-1]["score"] = float(np.clip(score, 0.01, 0.99))
+
+    for one in content["annotations"]:
+        box, size = np.array(one["bbox"]), np.array(one["bbox"][2:] * 2)
+        for _ in range(1 + (rng.random() < 0.2)):
+            if rng.random() < 0.9:
+                sure = rng.beta(4, 2)
+                find(one["image_id"], one["category_id"], box + rng.normal(0, 0.085, 4) * size, sure)
+        if rng.random() < 0.3:
+            find(one["image_id"], int(rng.integers(7, 10)), box + rng.normal(0, 0.1, 4) * size, 0.6 * rng.beta(2, 3))
+    for image in content["images"]:
+        for _ in range(rng.integers(0, 5)):
+            box = [*rng.uniform(0, 140, 2), *rng.uniform(20, 60, 2)]
+            find(image["id"], int(rng.integers(7, 10)), np.array(box), 0.7 * rng.beta(1.5, 4))
+    return rows
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Writes a truth and predictions, with the keys of a kind, and images; returns the options of the command."""
+
+    def write(content, rows, key="bbox", pictures=True):
+        (tmp_path / "val.json").write_text(json.dumps(content))
+        keys = ("image_id", "category_id", "score", "bbox", key)
+        kept = [{name: row[name] for name in keys if name in row} if isinstance(row, dict) else row for row in rows]
+        (tmp_path / "found.json").write_text(json.dumps(kept))
+        for image in content["images"] if pictures else ():
+            cv2.imwrite(str(tmp_path / image["file_name"]), np.full((SIDE, SIDE, 3), 90, np.uint8))
+        return ["--predictions", str(tmp_path / "found.json"), "--truth", str(tmp_path / "val.json")]
+
+    return write
+
+
+@pytest.mark.parametrize(("kind", "key"), [("bbox", "bbox"), ("segm", "segmentation"), ("keypoints", "keypoints")])
+def test_counts_and_kinds_are_those_of_the_metric(kind, key, files, tmp_path):
+    content, rows = drawn(np.random.default_rng(3), 12, 4)
+    content["annotations"][5]["iscrowd"] = 1
+    options = files(content, rows, key, pictures=False)
+    assert run_command(["test", *options, "--report", str(tmp_path / "page")])[0] == 0
+    said = json.loads((tmp_path / "page/metrics.json").read_text())
+    evaluation = next(
+        one for one, _ in predictions.tested_of(tmp_path / "found.json", tmp_path / "val.json", None).evaluations[::-1]
+    )
+    judged = Judged(evaluation, 0.3)
+    tide = evaluation.made.tide_errors()
+    for name in KINDS:
+        assert said[kind]["tide"]["delta_ap"][name] == pytest.approx(tide["delta_ap"][name], abs=1e-9)
+        if name != "Miss" and (kind != "keypoints" or name in ("Loc", "Dupe")):  # between classes it compares boxes
+            assert (judged.kinds == name).sum() == tide["counts"][name]
+    truth = COCO(str(tmp_path / "val.json"))
+    kept = [row for row in json.loads((tmp_path / "found.json").read_text()) if row["score"] >= 0.3]
+    if kind == "segm":
+        for row in kept:
+            del row["bbox"]  # COCO takes its area
+    plain = COCOeval(truth, truth.loadRes(kept), kind)
+    plain.params.iouThrs, plain.params.areaRng, plain.params.areaRngLbl = np.array([0.5]), [[0, 1e10]], ["all"]
+    plain.params.maxDets = [20 if kind == "keypoints" else 100]
+    plain.params.kpt_oks_sigmas = np.array(SIGMAS)
+    plain.evaluate()
+    cells = [cell for cell in plain.evalImgs if cell]
+    found = sum(int((~cell["dtIgnore"][0].astype(bool)).sum()) for cell in cells)
+    right = sum(int(((cell["dtMatches"][0] > 0) & ~cell["dtIgnore"][0].astype(bool)).sum()) for cell in cells)
+    objects = sum(int((np.array(cell["gtIgnore"]) == 0).sum()) for cell in cells)
+    assert right > 5
+    assert said[kind]["counts"] == {"right": right, "false": found - right, "missed": objects - right}
+
+
+def test_the_page_and_its_files(files, tmp_path):
+    content, rows = drawn(np.random.default_rng(4), 10, 3)
+    options = files(content, rows)
+    (tmp_path / "103.png").unlink()
+    (tmp_path / "104.png").write_bytes(b"no image")
+    status, said = run_command(["test", *options, "--report", str(tmp_path / "page")])
+    assert (status, "report.html" in said) == (0, True), said
+    page = (tmp_path / "page/report.html").read_text()
+    assert len(page) < 5e6
+    assert not re.search(r"<script|https?:|url\(|dog <b>", page)
+    assert "dog &lt;b&gt;" in page
+    assert "103.png" in page.partition("cannot be read")[2]
+    assert page.count("<img") > 20
+    results = json.loads((tmp_path / "page/suspects.json").read_text())
+    assert all(row["image_id"] >= 100 and row["category_id"] >= 7 and row["reason"] for row in results)
+    assert {row["annotation_id"] for row in results} <= {None, *(one["id"] for one in content["annotations"])}
+    COCO(str(tmp_path / "val.json")).loadRes(results)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".md"])
+def test_the_table_alone(suffix, files, tmp_path):
+    options = files(*drawn(np.random.default_rng(5), 4, 3), pictures=False)
+    assert run_command(["test", *options, "--report", str(tmp_path / f"table{suffix}")])[0] == 0
+    text = (tmp_path / f"table{suffix}").read_text()
+    assert len(text.splitlines()) == 1 + (suffix == ".md") + 1 + len(CLASSES)
+    assert "mAP_50" in text
+
+
+WRONG = {  # what is wrong, how, and a word of the error
+    "no predictions": (lambda content, rows: rows.clear(), "--predictions"),
+    "no truth": (lambda content, rows: content["annotations"].clear(), "--truth"),
+    "no annotations": (lambda content, rows: content.pop("annotations"), "--truth"),
+    "other classes": (lambda content, rows: rows[3].update(category_id=99), "category_id"),
+    "other images": (lambda content, rows: rows[3].update(image_id=9), "image_id"),
+    "no score": (lambda content, rows: rows[3].pop("score"), "score"),
+    "no place": (lambda content, rows: rows[3].pop("bbox"), "bbox"),
+    "no row": (lambda content, rows: rows.append(7), "result"),
+    "a text for a box": (lambda content, rows: rows[3].update(bbox="here"), "bbox"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_bad_files_are_refused_in_one_line(wrong, files, tmp_path):
+    content, rows = drawn(np.random.default_rng(6), 3, 2)
+    rows = [{key: row[key] for key in ("image_id", "category_id", "score", "bbox")} for row in rows]
+    spoil, word = WRONG[wrong]
+    spoil(content, rows)
+    status, said = run_command(["test", *files(content, rows, pictures=False), "--report", str(tmp_path / "page")])
+    assert status == 2, said
+    assert word in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "page").exists()
+
+
+def damage(content, rng, number):
+    """Damage labels: a fourth each removed, moved, of another class, doubled; the places and ids of each."""
+    content = copy.deepcopy(content)
+    picked, places = rng.choice(len(content["annotations"]), number, replace=False), []
+    for i, one in enumerate([content["annotations"][row] for row in picked]):
+        old, size = list(one["bbox"]), np.array(one["bbox"][2:])
+        kind = ("removed", "moved", "class", "doubled")[i % 4]
+        spot = {"image": one["image_id"], "boxes": [old], "id": one["id"]}
+        if kind == "removed":
+            content["annotations"].remove(one)
+        elif kind == "moved":
+            while rle.iou(np.array([one["bbox"]]), np.array([old]), [0]).max() > 0.1:
+                one["bbox"] = [*rng.uniform(0, SIDE - size).tolist(), *size.tolist()]
+        elif kind == "class":
+            one["category_id"] = int(rng.choice([i for i in (7, 8, 9) if i != one["category_id"]]))
+        else:
+            twin = {**one, "id": 10**5 + i, "bbox": (np.array(old) + rng.uniform(-0.05, 0.05, 4) * old[2]).tolist()}
+            content["annotations"].append(twin)
+            spot |= {"id": twin["id"]}
+        places.append(spot)
+    return content, places
+
+
+def test_damaged_labels_are_the_first_suspects(files, tmp_path):
+    rng = np.random.default_rng(7)
+    content, rows = drawn(rng, 300, 4)
+    number = len(content["annotations"]) // 20
+    damaged, places = damage(content, rng, number)
+    options = files(damaged, rows, pictures=False)
+    assert run_command(["test", *options, "--report", str(tmp_path / "page")])[0] == 0
+    found = json.loads((tmp_path / "page/suspects.json").read_text())[: 2 * number]
+
+    def points_to(row, spot):
+        same = rle.iou(np.array([row["bbox"]]), np.array(spot["boxes"]), [0]).max() >= 0.5
+        return row["image_id"] == spot["image"] and (row["annotation_id"] == spot["id"] or same)
+
+    assert sum(any(points_to(row, spot) for row in found) for spot in places) >= 0.9 * number

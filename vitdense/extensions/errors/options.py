@@ -1,0 +1,67 @@
+"""``--report`` of `vitdense test`."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitdense.errors import OptionError
+
+if TYPE_CHECKING:
+    from mmengine.runner import Runner
+
+    from vitdense.mm.config.arguments import Parser
+
+
+def add_options(parser: "Parser") -> None:
+    text = "folder for report.html: where the model fails, and which labels look wrong; or FILE.csv, FILE.md: the table"
+    parser.add_argument("--report", type=Path, metavar="DIR", help=text)
+    text = "results of COCO, in place of a model: --predictions predictions.json --truth val.json --report DIR"
+    parser.add_argument("--predictions", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--truth", type=Path, metavar="FILE", help="of --predictions: the annotations of COCO")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="of --predictions: images; default beside --truth")
+    for option, other in (("predictions", "truth"), ("truth", "predictions"), ("images", "truth"), ("truth", "report")):
+        parser.need(f"--{option}", f"--{other}")
+
+
+def instead(args: argparse.Namespace) -> int | None:
+    """Report predictions without a model."""
+    if args.predictions is None:
+        return None
+    if args.config is not None:
+        raise OptionError(f"--predictions: got the model {args.config} too; give one of the two")
+
+    from vitdense.extensions.errors.predictions import tested_of
+    from vitdense.extensions.errors.report import page_of, write_report
+    from vitdense.files import check_writable
+
+    check_writable(page_of(args.report), "--report")
+    print(f"wrote {write_report(args.report, tested_of(args.predictions, args.truth, args.images))}")
+    return 0
+
+
+def before(args: argparse.Namespace, runner: "Runner") -> None:
+    """Let the metric keep what the report is made of."""
+    if args.report is None:
+        return
+
+    from mmengine.dist import get_world_size
+
+    from vitdense.extensions.errors.report import Collected, page_of
+    from vitdense.files import check_writable
+
+    if get_world_size() > 1:
+        raise OptionError(f"--report: got {get_world_size()} processes, expected one")
+    check_writable(page_of(args.report), "--report")
+    args.collected = Collected(runner)
+
+
+def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runner") -> None:
+    """Write the page, after the metrics."""
+    if args.report is None:
+        return
+
+    from vitdense.extensions.errors.report import write_report
+
+    tested = args.collected.tested(runner, metrics, args.tiles, args.overlap)
+    print(f"wrote {write_report(args.report, tested)}")
