@@ -9,6 +9,7 @@ from pathlib import Path
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from vitdense.console import in_utf8
+from vitdense.files import check_writable
 from vitdense.mm.config.arguments import add_inference_arguments, add_prediction, make_parser
 from vitdense.seams import ask, call
 
@@ -17,8 +18,9 @@ def main() -> None:
     parser = make_parser(__doc__, "vitdense predict")
     add_inference_arguments(parser)
     parser.add_argument(
-        "images", nargs="+", help="image files, folders of images, or quoted patterns ('photos/**/*.jpg')"
+        "images", nargs="*", help="image files, folders of images, or quoted patterns ('photos/**/*.jpg')"
     )
+    parser.add_argument("--demo", action="store_true", help="in place of images: four with shapes, drawn into OUT_DIR")
     parser.add_argument("--out-dir", type=Path, help="default predictions/<name of the config>")
     parser.add_argument(
         "--score-thr",
@@ -51,24 +53,34 @@ def main() -> None:
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     from vitdense.mm.cli.predict import predict
-    from vitdense.mm.config.model_index import trained_of
+    from vitdense.mm.config.model_index import find_published, trained_of
     from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.data.shapes import draw_dataset
     from vitdense.mm.precision import Inference
     from vitdense.mm.processes import start_processes
 
     # A work folder or a published model needs no checkpoint: the second argument is then an image, unless it is one.
     second = Path(args.checkpoint or "")
     is_checkpoint = second.suffix.lower() in (".pth", ".pt", ".safetensors")
-    if (Path(args.config).is_dir() and not is_checkpoint) or second.suffix.lower() in IMG_EXTENSIONS:
+    is_image = second.suffix.lower() in IMG_EXTENSIONS or not (args.images or args.demo)
+    if not is_checkpoint and (Path(args.config).is_dir() or is_image):
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None
+    if bool(args.images) == args.demo:
+        parser.error("IMAGES: expected some, or --demo alone")
     with exit_on_user_error():
         start_processes()
         inference = Inference.of(args)
         inference.tune_cpu()
+        out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
+        if args.demo:
+            check_writable(out_dir / "any.jpg", "--out-dir")
+            drawn = draw_dataset(out_dir / "drawn", num_train=1, num_val=4)
+            args.images = [drawn / "val"]
+            if find_published(args.config):
+                args.cfg_options.setdefault("data_root", str(drawn))  # for its ids of categories and images
         if (status := ask("predict", "instead", args)) is not None:
             sys.exit(status)
-        out_dir = args.as_dataset or args.out_dir or Path("predictions") / Path(args.config).stem
         options = (args.format == "dataset", args.indices, args.as_dataset is not None, args.classes)
         print("", predict(*trained_of(args), args.images, out_dir, inference, *options), sep="\n")
 

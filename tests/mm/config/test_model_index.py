@@ -1,3 +1,6 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_published, list_published
 from vitdense.mm.config.query import drop_weights
+from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.errors import ConfigError
 
 MMDET = "mask-rcnn_swin-t-p4-w7_fpn_1x_coco"
@@ -84,6 +88,23 @@ def test_load_by_name(name, meta, classes, monkeypatch):
     assert asked == [find_published(name).address]
     assert tuple(model.names[:2]) == classes
     assert all(torch.equal(value, state[key]) for key, value in model.model.state_dict().items())
+
+
+def test_the_model_of_the_package_finds_shapes(monkeypatch):
+    """Its weights are in the package, in half precision."""
+    monkeypatch.setattr("vitdense.checkpoint.read.download", None)
+    model, row = vitdense.load("shapes_nano"), find_published("shapes_nano")
+    assert Path(row.address).stat().st_size <= 3e6
+    assert (row.licence, row.figures) == ("Apache-2.0", {"box AP": 46.0, "mask AP": 42.5})
+    right = truths = 0
+    for i in range(6):
+        pixels, objects = draw_image(np.random.default_rng((0, 1, i)), (256, 256))
+        result = model(pixels)
+        truths += len(objects)
+        for one in objects:
+            masks = (result.mask(j) for j in range(len(result)) if result.labels[j] == one.label)
+            right += any((mask & one.mask).sum() > 0.5 * (mask | one.mask).sum() for mask in masks)
+    assert right > truths / 2
 
 
 @pytest.mark.long

@@ -28,7 +28,7 @@ DATA = "_(coco(_panoptic)?|ade20k)"  # at the end of a name
 class Published(NamedTuple):
     name: str
     config: str  # for `load_config`
-    address: str  # of the checkpoint
+    address: str  # of the checkpoint, or its file in the package
     licence: str  # of the publishing project
     figures: Mapping[str, float]  # published metrics, such as ``{"box AP": 46.0}``
 
@@ -39,7 +39,7 @@ def find_published(name: str) -> Published | None:
     The name may leave out the data set (``_coco``, ``_coco_panoptic``, ``_ade20k``) if it stays unique: ``rfdetr_s``.
 
     Raises:
-        ConfigError: The name is not unique, or the file has no ``https://`` address.
+        ConfigError: The name is not unique, or the file is not in the package and has no ``https://`` address.
     """
     rows = [*_read(name)]
     found = [row for row in rows if row.name == name][:1]  # some are in the indices twice
@@ -48,13 +48,13 @@ def find_published(name: str) -> Published | None:
         return None
     if len(found) > 1:
         raise ConfigError(f"{name}: expected one published model, got {join_some(row.name for row in found)}")
-    if not found[0].address.startswith("https://"):
+    if not found[0].address.startswith("https://") and not Path(found[0].address).is_file():
         raise ConfigError(f"{name}: its file is at {found[0].address}, expected an address https://")
     return found[0]
 
 
 def is_published(address: str) -> bool:
-    return any(row.address == address for row in _read(address))
+    return any(row.address == address for row in _read(address.rpartition("/")[2]))
 
 
 def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
@@ -98,11 +98,12 @@ def _read(text: str) -> Iterator[Published]:
         index = yaml.load(content, LOADER) if text in content else ()
         for model in index["Models"] if isinstance(index, dict) else index:  # some are lists
             if "Weights" in model:
-                config, licence = model["Name"], LICENCE
+                config, licence, address = model["Name"], LICENCE, model["Weights"]
                 if package == "vitdense":
                     licence = model["Paper"]["License"]
+                    address = address if "://" in address else str(CONFIGS / address)
                 else:
                     config = f"{package}::{model['Config'].removeprefix('configs/')}"
                 results = (result.get("Metrics") or {} for result in as_list(model.get("Results")))
                 figures = {key: value for metrics in results for key, value in metrics.items()}
-                yield Published(model["Name"], config, model["Weights"], licence, figures)
+                yield Published(model["Name"], config, address, licence, figures)
