@@ -42,7 +42,7 @@ def test_pages_load_no_files_from_other_hosts(site):
 
 def test_readme_has_links_of_the_book(site):
     page = (site / "readme.html").read_text()
-    for link in ("install.html", "contributing.html", "changelog.html", "LICENSE.txt", "images/prediction.png"):
+    for link in ("install.html", "contributing.html", "changelog.html", "LICENSE.txt", "images/shapes.png"):
         assert re.search(rf'(href|src)="{link}', page), link
         assert (site / link).is_file()
     assert 'href="recipes.html#recipes"' in (site / "choose.html").read_text()
@@ -104,7 +104,7 @@ def test_pictures_of_the_pages_are_from_the_gallery():
 def test_gallery_names_the_needs_of_a_picture(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gallery, "REPO", tmp_path)
     monkeypatch.setattr(gallery, "load_config", lambda path: path)
-    monkeypatch.setattr("sys.argv", ["gallery.py", "prediction", "--out-dir", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["gallery.py", "inside", "--out-dir", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         gallery.main()
     assert "work_dirs/cascade_swin_nano_shapes" in capsys.readouterr().err

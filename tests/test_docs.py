@@ -112,12 +112,18 @@ FILES = {  # that blocks read
     "detector.pth": weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}}),
     "photo.jpg": lambda path: Image.new("RGB", (160, 120)).save(path),
     "video.mp4": lambda path: video(path),
+    "predictions/shapes_nano/drawn/val/000001.jpg": lambda path: photo_in_folder(Path(path)),
     'load("rfdetr_s")': lambda call: published("rfdetr_s"),
     "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
     "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),
 }
 # A smaller model for what takes minutes on a page; tests/models/test_export.py exports all families.
 SMALLER = {"export.md": {'create("swin_tiny"': 'create("deit_tiny"'}}
+
+
+def photo_in_folder(path):
+    path.parent.mkdir(parents=True)
+    Image.new("RGB", (160, 120)).save(path)
 
 
 def work_folder(path):
