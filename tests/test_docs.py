@@ -2,7 +2,6 @@
 
 import ast
 import contextlib
-import hashlib
 import inspect
 import io
 import json
@@ -113,7 +112,6 @@ FILES = {  # that blocks read
     "photo.jpg": lambda path: Image.new("RGB", (160, 120)).save(path),
     "video.mp4": lambda path: video(path),
     "predictions/shapes_nano/drawn/val/000001.jpg": lambda path: photo_in_folder(Path(path)),
-    'load("rfdetr_s")': lambda call: published("rfdetr_s"),
     "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
     "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),
 }
@@ -130,19 +128,6 @@ def work_folder(path):
     path.mkdir(parents=True)
     weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}})(path / "iter_1.pth")
     (path / "pets_swin.py").write_text('_base_ = "vitdense::configs/demo/cascade_swin_nano_shapes.py"\n')
-
-
-def published(name):
-    """Instead of a download, put a file with other weights into torch's cache of checkpoints."""
-    from vitdense.mm.config.build import build_model
-    from vitdense.mm.config.load import load_config
-    from vitdense.mm.config.model_index import find_published
-
-    model = find_published(name)
-    folder = hashlib.sha256(model.address.encode()).hexdigest()[:16]
-    path = Path(torch.hub.get_dir(), "checkpoints", folder, model.address.rpartition("/")[2])
-    path.parent.mkdir(parents=True)
-    weights(lambda: build_model(load_config(model.config)).state_dict())(path)
 
 
 def video(path):
