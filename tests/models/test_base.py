@@ -196,8 +196,10 @@ def test_batch_norms_without_parameters_train():
         torch.zeros(1, 3, 64, 64).byte(),
         torch.zeros(1, 1, 64, 64),
         torch.zeros(1, 3, 64, 64).double(),
+        torch.zeros(1, 3, 0, 32),
+        torch.zeros(1, 3, 32, 0),
     ],
-    ids=["3-D", "uint8", "grey", "float64"],
+    ids=["3-D", "uint8", "grey", "float64", "no row", "no column"],
 )
 def test_what_is_no_batch_of_images_is_refused(name, x):
     with pytest.raises(ValueError, match=r"image: got .*, expected torch.float32 \[B, 3, H, W\]"):

@@ -124,6 +124,7 @@ def check_image(x: Tensor, model: "Backbone") -> Tensor:
     """
     channels, dtype = model.in_channels, next(model.parameters()).dtype
     fits = isinstance(x, Tensor) and x.ndim == 4 and x.shape[1] == channels and x.is_floating_point()
+    fits = fits and x.shape[2] > 0 and x.shape[3] > 0
     if not fits or (x.dtype == torch.float64) != (dtype == torch.float64):
         got = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise OptionError(

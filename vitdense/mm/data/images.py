@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import cv2
 import mmcv
 import numpy as np
+import torch
 from huggingface_hub.utils import tqdm
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
@@ -107,6 +108,8 @@ def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> n
     Raises:
         ValueError, cv2.error: The content is not an image, or truncated (OpenCV before 4.12 would fill it with grey).
     """
+    if not content:
+        raise OptionError("the file is empty")
     flag, orientation = color_type, 1
     is_other = content[8:12] == b"WEBP" or content[4:12] in (b"ftypavif", b"ftypavis")
     if is_other and backend == "cv2" and color_type in ("color", "grayscale"):
@@ -145,7 +148,7 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
         ConfigError: A file does not exist or cannot be read; or the image has no pixel, or is not one of `Images`.
     """
     name = f"image {image}" if isinstance(image, (str, Path)) else "image"
-    if isinstance(image, (str, Path)) and not Path(image).is_file():  # a pipe would wait for ever
+    if isinstance(image, (str, Path)) and not os.path.isfile(image):  # a pipe would wait for ever
         raise ConfigError(f"{name} does not exist, or is no file")
     try:
         if isinstance(image, (str, Path)):
@@ -157,10 +160,11 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
     except Exception as error:  # decoders have no error in common
         kind = "" if isinstance(error, OptionError) else f"{type(error).__name__}: "
         raise ConfigError(f"{name} cannot be read ({kind}{str(error).strip()})") from error
-    if isinstance(image, Tensor):
-        image = image.cpu().permute(1, 2, 0).contiguous().numpy() if image.ndim == 3 else image.cpu().numpy()
+    if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3:
+        image = image.cpu().permute(1, 2, 0).contiguous().numpy()
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+        is_array = isinstance(image, (np.ndarray, Tensor))
+        got = f"{image.dtype} {list(image.shape)}" if is_array else type(image).__name__
         expected = "a path, bytes of a file, an image of Pillow, or uint8 RGB: array [H, W, 3] or tensor [3, H, W]"
         raise ConfigError(f"image: got {got}, expected {expected}")
     if not image.size:
