@@ -305,11 +305,12 @@ def test_keypoints_match_by_name(tmp_path, change):
 
 
 def test_predictions_have_the_order_of_the_file(tmp_path):
-    (tmp_path / "b.json").write_text(json.dumps(in_another_order(content(RIGHT))))
+    (tmp_path / "b.json").write_text(json.dumps(in_another_order(content(RIGHT, flip_idx=[1, 0, 2]))))
     names, points = CATEGORY["keypoints"], np.float32([[[1, 2, 0.9], [3, 4, 0.8], [5, 6, 0.7]]])
     for order, file in (([0, 1, 2], None), (ORDER, "b.json")):
         dataset = {"data_root": str(tmp_path), "ann_file": file} if file else {}
-        made = CocoPredictions(["pose"], dataset, meta={"keypoints": names, "category_ids": [3]})
+        meta = {"keypoints": names, "category_ids": [3], "flip_pairs": ((0, 2),)}
+        made = CocoPredictions(["pose"], dataset, meta=meta)
         made.add(
             tmp_path / "x.png",
             Result(
@@ -326,6 +327,8 @@ def test_predictions_have_the_order_of_the_file(tmp_path):
         assert found["categories"][0]["keypoints"] == [names[i] for i in order]
         assert found["categories"][0]["id"] == found["annotations"][0]["category_id"] == 3
         assert found["annotations"][0]["keypoints"][::3] == [[1, 3, 5][i] for i in order]
+        mirrored = kinds_of(found["categories"][0]).mirrored
+        assert [mirrored[order.index(i)] for i in (0, 1, 2)] == [order.index(i) for i in (2, 1, 0)]
 
 
 def test_other_names_are_a_fault_and_another_order_is_reported(root, tmp_path):

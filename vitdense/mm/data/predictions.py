@@ -72,6 +72,9 @@ class CocoPredictions:
                 pairs = [[a + 1, b + 1] for a, b in meta.get("skeleton") or ()]
                 names = points
                 one |= {"keypoints": points, "skeleton": pairs, "sigmas": list(meta.get("sigmas") or ())}
+            if meta.get("flip_pairs") is not None:  # else nobody states them
+                one.pop("flip_idx", None)  # the same, in the order of the file
+                one["flip_pairs"] = [[points[a], points[b]] for a, b in meta["flip_pairs"]]
             self.places = [points.index(name) for name in names]
 
     def _category_ids(
