@@ -18,6 +18,7 @@ import numpy as np
 
 KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
 KEYS += ("operating_point",)
+SAME = 0.5  # least IoU of boxes, and of masks, of the same object in `changes`
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, to stay in a CPU's cache
 
 
@@ -239,6 +240,7 @@ class Program:
         about: The metadata of the file: mean and std, classes, resize and others.
         of_photos: Whether the file takes photos, and not normalised images.
         operating_point: The model's operating point; None if the file has none.
+        score_thr: Minimum score of objects by default: the operating point's, or `SCORE`.
 
     Raises:
         OSError: The file cannot be opened.
@@ -284,13 +286,14 @@ class Program:
             self.operating_point = None if point is None else OperatingPoint.of(point, self.names)
         except ValueError as error:
             raise ValueError(f"{path}: operating_point of its metadata: {error}") from error
+        self.score_thr = self.operating_point.thresholds if self.operating_point else SCORE
 
     def __call__(self, image: np.ndarray, score_thr: float | None = None) -> Output:
         """Predict.
 
         Args:
             image: [H, W, 3] uint8 RGB, of any size.
-            score_thr: Minimum score of objects, 0 to 1; None for the operating point, or `SCORE` without one.
+            score_thr: Minimum score of objects, 0 to 1; by default the program's.
 
         Raises:
             ValueError: The array is not an image, or has no pixel after its resize; or the score is out of range.
@@ -321,7 +324,7 @@ class Program:
     def read(self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
         """What was found in a photo of size (H, W), from the outputs for its batch; for the score see `__call__`."""
         if score_thr is None:
-            score_thr = self.operating_point.thresholds if self.operating_point else SCORE
+            score_thr = self.score_thr
         elif not 0 <= score_thr <= 1:
             raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
         found = {name.removeprefix(self._start): out[0] for name, out in found.items()}
@@ -718,3 +721,53 @@ def classes_of(found: Output) -> np.ndarray:
     if found.semantic is not None:
         return found.semantic
     return np.array([-1, *(segment["label"] for segment in found.segments)])[found.panoptic]
+
+
+def changes(pairs: Iterable[tuple[Output, Output]]) -> tuple[float, str]:
+    """The share of a program's lost and new objects, of the model's; or of pixels with another class. Also as text.
+
+    `pairs` are the outputs of the program and of the model for every image, after `above`.
+    """
+    rows, has_boxes = [], False
+    for got, want in pairs:
+        has_boxes = want.boxes is not None
+        if has_boxes:
+            same = matched(got, want)
+            rows.append((len(want.boxes) - same, len(got.boxes) - same, len(want.boxes)))
+        else:
+            rows.append((classes_of(got) != classes_of(want)).mean())
+    if not has_boxes:
+        share = float(np.mean(rows))
+        return share, f"{share:.2%} of the pixels in {len(rows)} images with another class"
+    lost, new, number = np.mean(rows, 0)
+    share = float((lost + new) / max(number, 1e-9))
+    return share, f"{lost:.2f} lost and {new:.2f} new of {number:.2f} objects per image in {len(rows)}, {share:.1%}"
+
+
+def above(found: Output, score_thr: float | Sequence[float]) -> Output:
+    """What was found, without objects below the minimum score, one for all classes or one for each."""
+    if found.boxes is None:
+        return found
+    kept = found.scores >= least(score_thr, found.labels)
+    masks, points = (None if part is None else part[kept] for part in (found.masks, found.keypoints))
+    return Output(found.boxes[kept], found.scores[kept], found.labels[kept], masks, keypoints=points)
+
+
+def matched(got: Output, want: Output) -> int:
+    """How many objects of a program match the model's, greedily: the best first, each with the nearest that is left."""
+    overlaps = box_iou(want.boxes, got.boxes) * (want.labels[:, None] == got.labels)  # [wanted, found]
+    if want.masks is not None and overlaps.size:
+        ours, theirs = (one.masks.reshape(len(one.masks), -1).astype(np.float32) for one in (want, got))
+        both = ours @ theirs.T
+        union = ours.sum(1)[:, None] + theirs.sum(1) - both
+        overlaps *= both >= SAME * union
+    if want.keypoints is not None and overlaps.size:  # mean distance relative to the side of the box
+        sides = np.sqrt((want.boxes[:, 2:] - want.boxes[:, :2]).prod(1))[:, None]  # [wanted, 1]
+        apart = np.abs(want.keypoints[:, None, :, :2] - got.keypoints[..., :2]).mean((2, 3))  # [wanted, found]
+        overlaps *= apart <= (1 - SAME) * sides
+    overlaps, number = overlaps[np.argsort(-want.scores)], 0
+    for row in overlaps if overlaps.size else ():
+        if row.max() >= SAME:
+            overlaps[:, row.argmax()] = 0
+            number += 1
+    return number

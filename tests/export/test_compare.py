@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("mmdet")
 from mmengine.config import Config, ConfigDict
 
-from vitdense.export.compare import above, can_compare, compare_counts, compare_maps
+from vitdense.export.compare import can_compare, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import describe, of_one_size, paths_of
-from vitdense.runtime import BOUNDS, Output, compare_results
+from vitdense.runtime import BOUNDS, Output, above, changes, compare_results
 
 BOXES = np.float32([(0, 0, 10, 10), (20, 20, 40, 30), (5, 5, 5, 9)])
 MASKS = np.zeros((3, 50, 50), bool)
@@ -95,7 +95,7 @@ def test_masks_of_objects():
 def test_lost_and_new_objects():
     boxes = np.float32([(30 * i, 0, 30 * i + 20, 20) for i in range(10)])
     want = output(boxes, np.linspace(0.9, 0.5, 10), (0,) * 10)
-    for got, changes in (
+    for got, number in (
         (output(boxes[::-1], (0.4,) * 10, (0,) * 10), 0),
         (output(moved(6, boxes), (0.5,) * 10, (0,) * 10), 0),  # IoU 14 / 26
         (output(moved(7, boxes), (0.5,) * 10, (0,) * 10), 20),
@@ -104,20 +104,18 @@ def test_lost_and_new_objects():
         (output(np.concatenate([boxes, boxes[:1]]), (0.5,) * 11, (0,) * 11), 1),  # one is not two
         (output(boxes[:0], (), ()), 10),
     ):
-        assert compare_counts([(want, want), (got, want)], changes / 20)[0]
-        fits, said = compare_counts([(want, want), (got, want)], (changes - 1) / 20)
-        assert not fits
-        assert f"{changes / 20:.1%}" in said
+        share, said = changes([(want, want), (got, want)])
+        assert share == pytest.approx(number / 20)
+        assert f"{number / 20:.1%}" in said
     masks = np.zeros((10, 30, 300), bool)
     masks[:, :20, :20] = True
     other = masks.copy()
     other[0, :11] = False
     pair = output(boxes, (0.5,) * 10, (0,) * 10, other), output(boxes, (0.5,) * 10, (0,) * 10, masks)
-    assert compare_counts([pair], 0.2)[0]
-    assert not compare_counts([pair], 0.19)[0]
+    assert changes([pair])[0] == pytest.approx(0.2)
     none = output(boxes[:0], (), (), masks[:0])
-    assert compare_counts([pair, (none, none)], 0.2)[0]
-    assert not compare_counts([(none, pair[1])], 0.9)[0]
+    assert changes([pair, (none, none)])[0] == pytest.approx(0.2)
+    assert changes([(none, pair[1])])[0] == 1
 
 
 def test_objects_count_by_the_threshold_of_their_class():
@@ -128,9 +126,8 @@ def test_objects_count_by_the_threshold_of_their_class():
     assert (kept.masks == MASKS[[0, 2]]).all()
     pixels = Output(semantic=np.zeros((2, 5), int))
     assert above(pixels, 0.5) is pixels
-    for bound, fits in ((0.1, True), (0.09, False)):
-        other = Output(semantic=np.eye(2, 5, dtype=int) * [1, 0, 0, 0, 0])
-        assert compare_counts([(other, pixels)], bound)[0] == fits
+    other = Output(semantic=np.eye(2, 5, dtype=int) * [1, 0, 0, 0, 0])
+    assert changes([(other, pixels)])[0] == pytest.approx(0.1)
 
 
 def test_classes_of_pixels():

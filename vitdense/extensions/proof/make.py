@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitdense import runtime
 from vitdense.extensions.proof.verify import FOUND, SAMPLED, checksum_of, error_at, opened, relative
 from vitdense.files import atomic_write
-from vitdense.runtime import Bounds, Output, Program, classes_of, likeness
+from vitdense.runtime import Bounds, Output, Program, above, changes, classes_of, likeness
 
 SAMPLES = 256  # elements per block
 PIXELS = 450_000  # most pixels of a photo: three photos are about 4 MB
@@ -131,9 +131,12 @@ def proof_of(
         "own": [1e-3 if precision == "float16" else FLOOR, *own],
         "half": [1e-2, *(max(HALF_SLACK * half[name] + limit, HALF_FLOOR) for limit, name in zip(own, kept))],
     }
-    limits = {"own": widened(results, runtime.BOUNDS["int8"]) if precision == "int8" else runtime.BOUNDS[precision]}
-    base = runtime.BOUNDS["float16"] if precision == "float32" else limits["own"]
-    limits["half"] = widened([(low.found, want.found) for low, want in pairs], base)
+    base, in_half = runtime.BOUNDS[precision], [(low.found, want.found) for low, want in pairs]
+    if precision == "int8":
+        base = counted(results, reader.score_thr, base)
+        limits = {"own": base, "half": counted(in_half, reader.score_thr, base)}
+    else:
+        limits = {"own": base, "half": widened(in_half, runtime.BOUNDS["float16"])}
     index = {
         **{"about": dict(about), "precision": precision, "bounds": bounds, "photos": len(photos)},
         **{"outputs": outputs, "checksum": checksum_of(program)},
@@ -157,7 +160,7 @@ def write_proof(path: Path, proofs: Sequence[Mapping[str, np.ndarray]]) -> None:
 
 
 def widened(pairs: Sequence[tuple[Output, Output]], base: Bounds) -> Bounds:
-    """Bounds for results in a lower precision, from the changes between `pairs` of results in it and in float32.
+    """Bounds for results in half precision, from the changes between `pairs` of results in it and in float32.
 
     They are `FOUND_SLACK` times the change of pixels, or the change that nine in ten objects keep to; then four in five
     objects must keep to the bounds. No bound is tighter than `base`.
@@ -172,3 +175,13 @@ def widened(pairs: Sequence[tuple[Output, Output]], base: Bounds) -> Bounds:
     difference = max(base.difference, FOUND_SLACK * float(np.quantile(of_scores, 0.9)))
     least = {"iou": min(base.iou, iou), "mask_iou": min(base.mask_iou, mask_iou), "objects": min(base.objects, 0.8)}
     return replace(base, difference=difference, **least)
+
+
+def counted(pairs: Sequence[tuple[Output, Output]], score_thr: float | Sequence[float], base: Bounds) -> Bounds:
+    """Bounds for an int8 program: `FOUND_SLACK` times its share of changes in `pairs`. No bound is tighter than `base`.
+
+    `score_thr` is the minimum score of objects.
+    """
+    share, _ = changes((above(got, score_thr), above(want, score_thr)) for got, want in pairs)
+    kept = min(base.objects, 1 - FOUND_SLACK * share)
+    return replace(base, score=float(np.min(score_thr)), classes=kept, objects=kept)

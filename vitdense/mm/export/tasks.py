@@ -14,14 +14,14 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from vitdense.export.compare import above, can_compare, compare_counts, compare_maps
+from vitdense.export.compare import can_compare, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import finder, pad, pad_as
 from vitdense.mm.export.samples import Sample, describe
 from vitdense.mm.heads.rle_masks import fields_of
 from vitdense.mm.predictor import Predictor
 from vitdense.results.result import Result
-from vitdense.runtime import BOUNDS, SCORE, Output, compare_results, read
+from vitdense.runtime import BOUNDS, SCORE, Output, above, changes, compare_results, read
 
 
 class Task(nn.Module):
@@ -200,15 +200,14 @@ class Part:
         return read(arrays, self.about, sample.image.shape[2:], sample.size, score_thr, of_photo)
 
     def compare(self, got: Sequence[Mapping], samples: Sequence[Sample], int8_bound: float) -> tuple[bool, str]:
-        """Whether outputs of the program equal the wanted ones within the bounds, and the differences as text.
-
-        For `int8_bound` see `vitdense.mm.cli.export.Wish`.
-        """
+        """Whether outputs of the program equal the wanted ones within the bounds, and the differences as text."""
         said = f"{self.name}, " if self.name else ""
         if not self.compares:
             return True, f"{said}runs; not compared, for the model finds nothing"
         if self.int8:
-            fits, compared = compare_counts(zip(map(self.found, got, samples), self.wanted), int8_bound)
+            share, compared = changes(zip(map(self.found, got, samples), self.wanted))
+            fits = share <= int8_bound  # NaN is not
+            compared += "" if fits else f", expected at most {int8_bound:.1%} (--int8-bound)"
         elif self.by_results:
             fits, compared = compare_results(zip(map(self.found, got, samples), self.wanted), self.bounds)
         else:
