@@ -171,6 +171,14 @@ def test_names(folders):
     assert passes.count(1) == passes.count(2)
 
 
+def test_masks(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "detector", ("rfdetr_seg_nano_shapes", MODELS["detector"][1]))
+    write(tmp_path, "detector")
+    want = vitdense.load(tmp_path)(photos[0], 0.0)
+    assert len(want.masks)
+    assert vitdense.join(tmp_path, tmp_path, names=["a", "b"])(photos[0], 0.0) == {"a": want, "b": want}
+
+
 def test_predictions_of_each_in_a_folder(folders, photos, tmp_path):
     for i, photo in enumerate(photos):
         Image.fromarray(photo).save(tmp_path / f"{i}.png")

@@ -25,10 +25,12 @@ COLUMN = {
         ),
         "to_coco": ("right", f"{RESULTS}::test_results_and_pictures"),
         "export": ("right", f"{RESULTS}::test_from_the_checkpoint_to_the_runtime"),
-        "export --with-preprocessing": ("absent", "the same step before any program: as for boxes; no test has points"),
-        "verify": ("absent", "blocks of a program, of whatever labels; no test has points"),
+        "export --with-preprocessing": (
+            *("right", "tests/extensions/photos/test_preprocessing.py::test_boxes_are_in_pixels_of_the_photo"),
+        ),
+        "verify": ("right", f"{RESULTS}::test_from_the_checkpoint_to_the_runtime"),
         "operating point": ("right", f"{FILE}::test_metric"),
-        "joined models": ("absent", "a head of keypoints is joined as one of boxes is; no test has one"),
+        "joined models": ("right", f"{RESULTS}::test_joined_models"),
         "cached features": ("absent", "maps are stored without labels, which are read as ever"),
         "metric as pycocotools": ("right", "tests/peers/test_coco_metric.py::test_odd_files"),
     }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -62,6 +63,13 @@ def test_results_and_pictures(trained, photo):
         vitdense.load(trained / "cfg.py", trained / "a.pth", tiles=128)
 
 
+def test_joined_models(trained, photo):
+    join = pytest.importorskip("vitdense.extensions.joined.model")
+    first, *others = (vitdense.load(trained / "cfg.py", trained / "a.pth", score_thr=0.0) for _ in range(3))
+    want = first(photo)
+    assert join.Joined(dict(zip("ab", others)))(photo) == {"a": want, "b": want}
+
+
 def test_a_skeleton_is_drawn():
     image = np.zeros((100, 200, 3), np.uint8)
     points = np.float32([[[20, 30, 0.9], [120, 30, 0.8], [60, 80, 0.1], [1e9, 5, 0.9]]])
@@ -113,7 +121,9 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(trained, tmp_pat
 def test_from_the_checkpoint_to_the_runtime(trained, photo, tmp_path):
     Image.fromarray(photo).save(tmp_path / "a.png")
     cfg, checkpoint = load_config(trained / "cfg.py"), str(trained / "a.pth")
-    said = export(cfg, checkpoint, Wish(tmp_path / "model.onnx", "onnx", images=[str(tmp_path / "a.png")]))
+    wish = Wish(tmp_path / "model.onnx", "onnx", images=[str(tmp_path / "a.png")])
+    args = Namespace(proof=True, with_preprocessing=False)
+    said = export(cfg, checkpoint, wish, args=args)
     assert "9 objects" in said
     assert "keypoints within" in said
     want = vitdense.load(trained / "cfg.py", checkpoint, score_thr=0.0)(photo)
@@ -124,3 +134,5 @@ def test_from_the_checkpoint_to_the_runtime(trained, photo, tmp_path):
     plain = Output(want.boxes, want.scores, want.labels, keypoints=want.keypoints)
     assert compare_results([(got, plain)], BOUNDS["float32"])[0]
     assert not compare_results([(moved, plain)], BOUNDS["float32"])[0]
+    proof = pytest.importorskip("vitdense.extensions.proof.verify")
+    assert "keypoints within" in proof.verify(wish.path)[1]

@@ -113,18 +113,43 @@ def test_boxes_are_in_pixels_of_the_photo(dtype, tmp_path):
         node("Constant", [], ["order"], value_ints=[1, 0, 1, 0]),
         node("Gather", ["numbers", "order"], ["sides"]),
         node("Mul", ["edges", "sides"], ["boxes"]),
+        node("Constant", [], ["places"], value=constant(np.array([[[[1, 1, 0.5], [0.5, 0.5, 0.9]]] * 3], kind))),
+        node("Constant", [], ["one"], value=constant(np.ones(1, kind))),
+        node("Constant", [], ["order of points"], value_ints=[1, 0]),
+        node("Gather", ["numbers", "order of points"], ["width and height"]),
+        node("Concat", ["width and height", "one"], ["units"], axis=0),
+        node("Mul", ["places", "units"], ["keypoints"]),
         node("Constant", [], ["labels"], value=constant(np.arange(3)[None])),
     ]
-    model = program(nodes, {"scores": ["b", 3], "boxes": ["b", 3, 4], "labels": ["b", 3]}, ABOUT, dtype)
+    outputs = {"scores": ["b", 3], "boxes": ["b", 3, 4], "labels": ["b", 3], "keypoints": ["b", 3, 2, 3]}
+    model = program(nodes, outputs, ABOUT, dtype)
     model.graph.output[2].type.tensor_type.elem_type = onnx.TensorProto.INT64
     images, photos = both(model, ABOUT, tmp_path)
     want, got = (each(photo(61, 83), score_thr=0.0) for each in (images, photos))
     np.testing.assert_allclose(got.boxes, [[0, 0, 41.5, 30.5]] * 3, atol=0.02)
     np.testing.assert_allclose(got.boxes, want.boxes, atol=0.02)
+    np.testing.assert_allclose(got.keypoints, [[[83, 61, 0.5], [41.5, 30.5, 0.9]]] * 3, atol=0.04)
     np.testing.assert_allclose(got.scores, want.scores, atol=2e-3)
     np.testing.assert_array_equal(got.labels, [0, 1, 2])
     names = [out.name for out in onnx.load(tmp_path / "photos.onnx").graph.output]
-    assert names == ["scores", "boxes", "labels"]
+    assert names == [*outputs]
+
+
+def test_segments_are_in_pixels_of_the_photo(tmp_path):
+    """The masks are the three colours of the image, the classes one thing and two of stuff."""
+    queries = {"divisor": 8, "things": 1, "instances": None, "panoptic": {"score": 0.1, "iou": 0.1, "within": False}}
+    about = ABOUT | {"queries": queries}
+    classes = onnx.numpy_helper.from_array(np.float32(np.eye(3, 4))[None] * 9)
+    nodes = [onnx.helper.make_node("Constant", [], ["classes"], value=classes)]
+    nodes.append(onnx.helper.make_node("Resize", ["image", "", "", "size"], ["masks"], mode="linear"))
+    size = onnx.helper.make_node("Constant", [], ["size"], value_ints=[1, 3, 16, 24])
+    made = program([size, *nodes], {"classes": [1, 3, 4], "masks": [1, 3, 16, 24]}, about)
+    images, photos = both(made, about, tmp_path)
+    want, got = (each(photo(61, 83)) for each in (images, photos))
+    assert got.panoptic.shape == (61, 83)
+    assert got.segments == want.segments
+    assert len(got.segments) == 3
+    assert (got.panoptic == want.panoptic).mean() > 0.999
 
 
 def test_sizes_match_the_runtime_and_other_outputs_are_kept():

@@ -80,7 +80,7 @@ MASK = BOX | {
     ),
     "new": (RIGHT, "tests/mm/cli/test_new.py::test_detection"),
     "export": (RIGHT, f"{EXPORT}/test_whole_rfdetr.py::test_mask_recipe_from_its_checkpoint_to_the_runtime"),
-    "joined models": (ABSENT, "a head of masks is joined as one of boxes is; no test has one"),
+    "joined models": (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_masks"),
 }
 LABEL_MAP = {
     "order of names in files": (RIGHT, f"{CLASSES}::test_class_names_match_training_data_of_another_type"),
@@ -137,8 +137,10 @@ PANOPTIC = {
         ),
         f"{EXPORT}/test_whole_mask_transformers.py::test_pmt_at_two_sizes_and_batches",
     ),
-    "export --with-preprocessing": (ABSENT, "the same step before any program: as for boxes; no test has segments"),
-    "verify": (ABSENT, "blocks of a program, of whatever labels; no test has segments"),
+    "export --with-preprocessing": (
+        *(RIGHT, f"{EXTENSION}/photos/test_preprocessing.py::test_segments_are_in_pixels_of_the_photo"),
+    ),
+    "verify": (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_a_proof_of_each_model"),
     "operating point": NO_POINT,
     "joined models": JOINED,
     "cached features": CACHED_FOR_ALL,
