@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -31,12 +32,13 @@ from safetensors.torch import save_file
 import vitdense
 from vitdense.extensions.curves.curves import draw_curves
 from vitdense.extensions.features.map_store import MapStore
+from vitdense.extensions.joined.commands import export_joined
 from vitdense.extensions.operating_point.point import conditions_of, digest_of, read_point
 from vitdense.extensions.proof import verify
 from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import USER_ERRORS, explain
-from vitdense.mm.data import coco
+from vitdense.mm.data import coco, detection
 from vitdense.mm.data.shapes import CLASSES, draw_dataset, draw_image
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
@@ -46,6 +48,7 @@ from vitdense.runtime import Program
 EXAMPLES, SECONDS = int(os.environ.get("EXAMPLES", "8")), 300
 PHOTO = draw_image(np.random.default_rng(0), (96, 80))[0]
 NAMES = ("background", *CLASSES)
+MAPS = [torch.arange(12.0).reshape(1, 3, 2, 2)]
 POINT = {"wish": "f1", "thresholds": dict.fromkeys(NAMES, 0.5), "precision": 0.5, "recall": 0.5}
 
 
@@ -70,13 +73,16 @@ def written(tmp_path_factory):
         cfg = load_config(work)
         args = Namespace(proof=True, with_preprocessing=False)
         export(cfg, str(work / "iter_2.pth"), Wish(folder / "program.onnx", "onnx"), args=args)
+        models = dict.fromkeys("ab", (cfg, str(work / "iter_2.pth")))
+        export_joined(models, Wish(folder / "joined.onnx", "onnx"), args)
     point = {**POINT, "sha256": digest_of(str(work / "iter_2.pth")), "conditions": conditions_of(cfg, None, 0.2)}
     (work / "operating_point.json").write_text(json.dumps(point))
     store = MapStore(folder / "maps", "a" * 64, "float16")
-    store.write("b" * 64, store.pack([torch.arange(12.0).reshape(1, 3, 2, 2)]))
+    store.write("b" * 64, store.pack(MAPS))
     (folder / "maps.safetensors").symlink_to(store.path("b" * 64).relative_to(folder))
     draw_dataset(folder / "drawn", num_train=3, num_val=1, image_size=(64, 64))
     shutil.copy(folder / "drawn/annotations/instances_train.json", folder / "instances.json")
+    rows(folder)
     return folder
 
 
@@ -117,23 +123,43 @@ def point_of(folder):
 
 
 def maps_of(folder):
-    found = MapStore(folder / "maps", "a" * 64, "float16").read("b" * 64)
-    return found and ([x.tolist() for x in found.tensors], found.layouts)
+    """The maps, computed again where none can be read."""
+    store = MapStore(folder / "maps", "a" * 64, "float16")
+    found = store.read("b" * 64) or store.pack(MAPS)
+    return [x.tolist() for x in found.tensors], found.layouts
 
 
-def run_program(folder):
-    """What is found, after what `verify` says: where that is no, any answer is right."""
-    status = verify.main([str(folder / "program.onnx")])
-    answer = Program(folder / "program.onnx")(PHOTO).semantic.tolist()
-    if status:
-        raise ConfigError(f"verify: {status}")
-    return answer
+def rows(folder):
+    """The objects of a data set, whose rows are kept for a file of this name in any folder."""
+    file = folder / "instances.json"
+    dataset = detection.CocoDataset(ann_file=str(file), data_prefix={"img": ""}, pipeline=[], lazy_init=True)
+    with (
+        mock.patch.object(dataset, "_kept_file", return_value=folder / "rows.safetensors"),
+        mock.patch.object(detection, "state_of", return_value="as it was"),
+    ):
+        dataset.full_init()
+    return [dataset.get_data_info(i)["instances"] for i in range(len(dataset))]
 
 
-def check_program(folder):
-    if status := verify.main([str(folder / "program.onnx")]):
-        raise ConfigError(f"verify: {status}")
-    return status
+def run_program(name, engine="onnxruntime", model=""):
+    def run(folder):
+        """What is found, after what `verify` says: where that is no, any answer is right."""
+        status = verify.main([str(folder / name), "--engine", engine])
+        answer = Program(folder / name, engine, model=model)(PHOTO).semantic.tolist()
+        if status:
+            raise ConfigError(f"verify: {status}")
+        return answer
+
+    return run
+
+
+def check_program(name):
+    def check(folder):
+        if status := verify.main([str(folder / name)]):
+            raise ConfigError(f"verify: {status}")
+        return status
+
+    return check
 
 
 def annotations(folder):
@@ -174,9 +200,13 @@ FILES = {
     "operating point": File(
         "work/operating_point.json", "json", point_of, ("absent", "wish", "thresholds", "prec", "recall")
     ),
-    "maps": File("maps.safetensors", "safetensors", maps_of),
-    "program": File("program.onnx", "onnx", run_program),
-    "proof": File("program.proof", "npz", check_program),
+    "cached features": File("maps.safetensors", "safetensors", maps_of),
+    "kept rows": File("rows.safetensors", "safetensors", rows),
+    "program": File("program.onnx", "onnx", run_program("program.onnx")),
+    "proof": File("program.proof", "npz", check_program("program.onnx")),
+    "joined program": File("joined.onnx", "onnx", run_program("joined.onnx", model="b"), (), 2),
+    "joined proof": File("joined.proof", "npz", check_program("joined.onnx"), (), 2),
+    "program in OpenVINO": File("program.onnx", "onnx", run_program("program.onnx", "openvino"), (), 2),
     "annotations": File("instances.json", "json", annotations, ("",)),
     "scalars": File("work/*/vis_data/scalars.json", "lines", curves, ("",)),
 }
@@ -193,12 +223,11 @@ def write_tensors(tree, path):
 
 
 def read_proof(path):
-    arrays = dict(np.load(path))
-    return {**arrays, "index": json.loads(str(arrays["index"]))}
+    return {name: json.loads(str(x)) if name.endswith("index") else x for name, x in np.load(path).items()}
 
 
 def write_proof(tree, path):
-    arrays = {**tree, "index": json.dumps(tree["index"])} if "index" in tree else tree
+    arrays = {name: json.dumps(x) if name.endswith("index") else x for name, x in tree.items()}
     with path.open("wb") as file:
         np.savez(file, **arrays)
 
@@ -315,7 +344,7 @@ def outcome(file, folder):
         return "refused" if end.code == 2 else "traceback", str(end.code), out.getvalue()
     except (*USER_ERRORS, ValueError) as error:
         of_program = not isinstance(error, USER_ERRORS) and "runtime.py" in traceback.format_exc()
-        if not isinstance(error, USER_ERRORS) and not (of_program and str(error).count("program.onnx")):
+        if not isinstance(error, USER_ERRORS) and not (of_program and str(error).count(file.path.partition(".")[0])):
             return "traceback", traceback.format_exc(), ""
         try:
             line = explain(error) if not of_program else str(error)
@@ -339,6 +368,8 @@ def files_of(folder):
 @pytest.mark.long
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_files_of_ours(written, tmp_path, name):
+    if name.endswith("OpenVINO"):
+        pytest.importorskip("openvino")
     file, folder = FILES[name], tmp_path / "copy"
     draw = random.Random(f"{os.environ.get('SEED', '0')} {name}")
     shutil.copytree(written, folder, symlinks=True)

@@ -141,6 +141,8 @@ def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
         return line
 
     assert "got no program" in told()
+    with pytest.raises(ValueError, match="expected the ONNX file"):
+        verify.verify(tmp_path / "program.xml")
     shutil.copy(program, path)
     assert "export the program again" in told()
     whole = program.with_suffix(".proof").read_bytes()

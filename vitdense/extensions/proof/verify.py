@@ -148,6 +148,8 @@ def verify(
         ValueError: The program or the proof is missing, or the proof is truncated or not a proof.
         EngineError: The engine is not installed, has no such precision, or cannot run the program as it was exported.
     """
+    if os.fspath(path).endswith(".xml"):
+        raise ValueError(f"{path}: got OpenVINO's own format, expected the ONNX file of the export, which it reads too")
     checksum, file = None if run else checksum_of(path), os.path.splitext(path)[0] + ".proof"
     found = {}
     for model in Proof(file).models:
