@@ -85,7 +85,7 @@ RECTANGLES = [  # recipe, setting, size of images; other sizes in the training p
 
 
 @pytest.mark.parametrize(("name", "setting", "size", "others"), RECTANGLES)
-def test_rectangles_in_whole_windows(name, setting, size, others, monkeypatch):
+def test_rectangles_in_whole_windows(name, setting, size, others, monkeypatch, tmp_path):
     said = []
     monkeypatch.setattr(settings, "print_log", lambda text, logger: said.append(text))
     cfg = load_config(name, {"settings.image_size": setting})
@@ -95,6 +95,8 @@ def test_rectangles_in_whole_windows(name, setting, size, others, monkeypatch):
     assert {*scales} == {size[::-1]}
     for key, value in others.items():
         assert {node[key] for node in nodes(cfg.train_dataloader) if key in node} == {value}
+    cfg.dump(tmp_path / "again.py")  # as a work folder has it, to resume
+    assert load_config(tmp_path / "again.py").train_dataloader == cfg.train_dataloader
 
 
 def test_crops_of_a_segmentor_are_rectangles():
