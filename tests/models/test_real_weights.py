@@ -1,7 +1,4 @@
-"""A published classifier, loaded and run as users would, classifies: names, resizing and forward pass against reality.
-
-Skipped without the weights and the photos.
-"""
+"""A published classifier, loaded and run as users would, classifies. Skipped without the weights and the photos."""
 
 import pytest
 import torch

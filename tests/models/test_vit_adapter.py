@@ -140,14 +140,7 @@ def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
 
 
 def attention_by_hand(attn, queries, centres, maps):
-    """Deformable attention of ``[Q, C]``, sample by sample.
-
-    Args:
-        attn: The layer.
-        queries: ``[Q, C]``.
-        centres: Pixel (x, y) of every query.
-        maps: Values ``[h, w, C]`` and stride of every level.
-    """
+    """Sample by sample, of queries ``[Q, C]`` at pixels (x, y), in values ``[h, w, C]`` with their stride by level."""
     heads = attn.shape[0]
     maps = [(attn.value_proj(values).unflatten(-1, (heads, -1)), stride) for values, stride in maps]
     out = queries.new_zeros(len(queries), *maps[0][0].shape[2:])  # [Q, heads, d]

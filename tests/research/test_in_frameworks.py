@@ -1,7 +1,4 @@
-"""Backbones of research in Cascade Mask R-CNN and UPerNet on the embedded data set.
-
-Two iterations of training, and an evaluation.
-"""
+"""Backbones of research train in Cascade Mask R-CNN and UPerNet on the embedded data set, and are evaluated."""
 
 import math
 import re

@@ -7,25 +7,19 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import relative_error
-from mmdet.structures import DetDataSample
 from PIL import Image
 
 import vitdense
 from vitdense.errors import OptionError
-from vitdense.export.onnx import save_onnx
-from vitdense.export.program import export_program
 from vitdense.extensions.keypoints.data import FiguresDataset
 from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.cli.predict import predict
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.export.tasks import Detector
 from vitdense.mm.precision import Inference
 from vitdense.results import draw
 from vitdense.results.result import Result
-from vitdense.runtime import BOUNDS, Output, Program, compare_results, open_onnxruntime
+from vitdense.runtime import BOUNDS, Output, Program, compare_results
 
 OPTIONS = {"model.bbox_head.num_queries": 12, "model.test_cfg.max_per_img": 9}
 
@@ -96,25 +90,6 @@ def test_predict_writes_files_of_coco(as_dataset, trained, photo, tmp_path):
     assert [len(row["keypoints"]) for row in rows] == [33] * 9
     thirds = {value for row in rows for value in row["keypoints"][2::3]}
     assert (thirds <= {0, 2}) == as_dataset
-
-
-@pytest.mark.slow
-@torch.no_grad()
-def test_program_finds_what_predict_finds_in_any_batch_and_size(trained, tmp_path):
-    cfg = load_config(trained / "cfg.py")
-    model = build_model(cfg).eval()
-    model.load_state_dict(torch.load(trained / "a.pth")["state_dict"])
-    outputs = ["boxes", "scores", "labels", "keypoints"]
-    save_onnx(export_program(Detector(model).eval(), torch.zeros(2, 3, 96, 128)), tmp_path / "model.onnx", outputs)
-    for batch, h, w in ((1, 128, 128), (3, 90, 150)):
-        image = torch.randn(batch, 3, h, w)
-        found = dict(zip(outputs, map(torch.as_tensor, open_onnxruntime(tmp_path / "model.onnx").run(image.numpy()))))
-        padded = F.pad(image, (0, -w % 32, 0, -h % 32))
-        shapes = {"img_shape": (h, w), "ori_shape": (h, w), "scale_factor": (1.0, 1.0)}
-        wanted = model.predict(padded, [DetDataSample(metainfo=shapes) for _ in range(batch)], rescale=False)
-        for i, sample in enumerate(wanted):
-            assert relative_error(found["scores"][i], sample.pred_instances.scores) < 1e-5
-            assert relative_error(found["keypoints"][i], sample.pred_instances.keypoints) < 1e-5
 
 
 @pytest.mark.long

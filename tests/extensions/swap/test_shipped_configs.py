@@ -1,8 +1,4 @@
-"""Every config that mmdet and mmseg ship with a Swin backbone, with ours in place of theirs.
-
-Weights are random, and loaded as a user's checkpoint is. docs/parity.md
-has the table.
-"""
+"""Every config that mmdet and mmseg ship with a Swin backbone, with ours in its place: the table of docs/parity.md."""
 
 import re
 from copy import deepcopy
