@@ -164,18 +164,24 @@ def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
     assert "differs: the engine fails on float32 [1, 3, 128, 107]" in told("out")
 
 
+def write_proof(program, path, change):
+    """The proof of a program beside another file, with a change of its index and its arrays."""
+    with np.load(program.with_suffix(".proof")) as file:
+        arrays = dict(file)
+    index = json.loads(str(arrays["index"]))
+    change(index, arrays)
+    arrays["index"] = np.array(json.dumps(index))
+    with path.with_suffix(".proof").open("wb") as file:
+        np.savez(file, **arrays)
+
+
 def test_an_engine_that_lacks_an_op(program, tmp_path, capsys):
     """The file is as it was exported: that is told from a cut one."""
     path = tmp_path / "program.onnx"
     model = onnx.load(program)
     model.graph.node[first("Softmax", 0)(model)].op_type = "Softermax"
     onnx.save(model, path)
-    with np.load(program.with_suffix(".proof")) as file:
-        arrays = dict(file)
-    index = json.loads(str(arrays["index"]))
-    arrays["index"] = np.array(json.dumps(index | {"checksum": verify.checksum_of(path)}))
-    with path.with_suffix(".proof").open("wb") as file:
-        np.savez(file, **arrays)
+    write_proof(program, path, lambda index, arrays: index.update(checksum=verify.checksum_of(path)))
     assert verify.main([str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "is as it was exported, but onnxruntime cannot run it" in line
@@ -201,13 +207,7 @@ DAMAGES = {  # further ones are drawn by tests/faults/test_own_files.py, field b
 def test_a_damaged_proof_is_not_an_answer(program, tmp_path, damage, capsys):
     path = tmp_path / "program.onnx"
     shutil.copy(program, path)
-    with np.load(program.with_suffix(".proof")) as file:
-        arrays = dict(file)
-    index = json.loads(str(arrays["index"]))
-    DAMAGES[damage](index, arrays)
-    arrays["index"] = np.array(json.dumps(index))
-    with path.with_suffix(".proof").open("wb") as file:
-        np.savez(file, **arrays)
+    write_proof(program, path, DAMAGES[damage])
     assert verify.main([str(path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "program.proof: it is cut, or no proof" in line
