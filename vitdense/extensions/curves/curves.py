@@ -24,11 +24,11 @@ def read_scalars(work_dir: str | Path) -> list[dict]:
         for line in read_text(file).split("\n")[:-1]:  # after a kill the last line may be incomplete
             try:
                 record = json.loads(line)
-                last = record.get("iter", max(record["step"], last))
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                last = int(record.get("iter", max(record["step"], last)))
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
                 raise ConfigError(f"{file}: got the line {line[:60]!r}, expected a record of a training") from error
             records.append({**record, "iteration": last})
-        if trained := [record["iter"] for record in records if "iter" in record]:
+        if trained := [record["iteration"] for record in records if "iter" in record]:
             joined = [record for record in joined if record["iteration"] < min(trained)] + records
     return joined
 
@@ -55,6 +55,8 @@ def draw_curves(work_dirs: Sequence[str | Path], out_file: Path, metrics: Sequen
         axes = figure.add_subplot(len(shown), 1, i, xlabel="iteration", ylabel=key)
         for color, (name, records) in enumerate(runs.items()):
             points = [(record["iteration"], record[key]) for record in records if key in record]
+            if not all(isinstance(y, int | float) for _, y in points):
+                raise ConfigError(f"{name}: got a {key} that is no number in {SCALARS}, expected records of a training")
             axes.plot(*zip(*points), color=f"C{color}", marker=".", label=name)
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper left")
     with atomic_write(out_file) as scratch:
