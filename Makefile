@@ -78,7 +78,7 @@ gallery: $(READY)  ## make the pictures of docs/images; it says which demo to tr
 zoo: $(READY)  ## write the tables of docs/model-zoo.md
 	$(BIN)/python scripts/zoo.py
 
-dist:  ## build the sdist and the wheel into dist/: half a minute, in a temporary environment of its own
+dist:  ## build the sdist and the wheel into dist/: half a minute, in a temporary environment
 	@$(CHECK_PYTHON)
 	folder=$$(mktemp -d) && trap "rm -rf $$folder" EXIT && $(PYTHON) -m venv $$folder && \
 	    $$folder/bin/python $(INSTALL) build && $$folder/bin/python -m build

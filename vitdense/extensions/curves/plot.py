@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitdense.files import check_writable
 from vitdense.mm.config.arguments import Parser
 
 
@@ -23,5 +24,6 @@ def main(argv: Sequence[str]) -> int:
     from vitdense.mm.console import exit_on_user_error
 
     with exit_on_user_error():
+        check_writable(args.out, "--out")
         print(draw_curves(args.work_dirs, args.out, args.metrics))
     return 0

@@ -7,6 +7,7 @@ biases.
 from collections.abc import Sequence
 from pathlib import Path
 
+from vitdense.files import check_writable
 from vitdense.mm.config.arguments import add_inference_arguments, make_parser
 
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> int:
 
     with exit_on_user_error():
         out = args.out or Path("show") / f"{Path(args.config).stem}_{args.image.stem}.png"
+        check_writable(out, "--out")
         options = (args.at[::-1], args.layers, device_of(args.device), args.classes)
         print(contact_sheet(*trained_of(args), args.image, out, *options))
     return 0

@@ -5,7 +5,7 @@ import copy
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdense.files import atomic_write
+from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.arguments import make_parser
 from vitdense.mm.config.asked import Asked
 from vitdense.seams import call
@@ -22,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
 
     changes = []
     with exit_on_user_error():
+        if args.write:
+            check_writable(args.write, "--write")
         cfg = config_of(args, changes)
         if args.passes:
             trained = copy.deepcopy(cfg)

@@ -9,6 +9,7 @@ from typing import Any
 
 from mmengine.config import Config
 
+from vitdense.files import check_writable
 from vitdense.mm.errors import ConfigError
 
 WIDTH = 120  # of a line
@@ -19,11 +20,12 @@ class Name(str):
 
 
 def check_new_file(path: Path, force: bool, suffix: str = ".py") -> None:
-    """Raise if `path` does not end in `suffix`, or exists without `force`."""
+    """Raise if `path` does not end in `suffix`, exists without `force`, or cannot be written."""
     if path.suffix != suffix:
         raise ConfigError(f"NAME.py: got {path}, expected a name that ends with .py")
     if path.exists() and not force:
         raise ConfigError(f"{path} exists; choose another name, or give --force to overwrite it")
+    check_writable(path, "NAME.py")
 
 
 def docstring(first: str, rest: Sequence[str]) -> str:
