@@ -23,8 +23,8 @@ help:  ## list the targets
 
 setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
-demo: $(READY)  ## train, predict and evaluate on the embedded images: about ten minutes on two CPU cores
-	$(BIN)/python -m vitdense demo
+demo: $(READY)  ## train, evaluate and predict on drawn images: some five minutes on two CPU cores; ARGS=--overwrite starts anew
+	$(BIN)/python -m vitdense demo $(ARGS)
 
 # The longest files first, or one core waits for them at the end.
 LONGEST := tests/models tests/mm

@@ -69,7 +69,7 @@ NOT_RUN = {
     r"^pip install": "installs; .ci/run does it",
     r"^git clone": "needs a network",
     r"^vitdense predict rfdetr_keypoints_coco": "downloads; tests/extensions/keypoints",
-    r"^vitdense demo": "takes ten minutes; tests/mm/cli/test_demo.py",
+    r"^vitdense demo": "takes minutes; tests/mm/cli/test_demo.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
     r"--device cuda": "needs a GPU",

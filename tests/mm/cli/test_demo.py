@@ -1,37 +1,88 @@
-"""`vitdense demo`: its commands, in order, until one fails."""
+"""`vitdense demo`: its commands, in order, until one fails, and what it says at the end."""
 
-import signal
-import subprocess
+import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from vitdense.__main__ import main
+pytest.importorskip("mmdet")
+from commands import run_command
+from mmengine.logging import MMLogger
+
+from vitdense.mm.cli import demo
+from vitdense.mm.data import shapes
+from vitdense.mm.train.hooks import ProgressHook
+
+FOLDER = f"work_dirs/{demo.RECIPE}"
 
 
-@pytest.mark.parametrize(("statuses", "status"), [((0, 0, 0), 0), ((3,), 3), ((0, 2), 2)])
-def test_commands_of_the_demo(monkeypatch, statuses, status):
+@pytest.mark.parametrize("statuses", [(0, 0, 0), (3,), (0, 2)])
+def test_commands_of_the_demo(statuses, tmp_path, monkeypatch):
     started, left = [], list(statuses)
 
-    def start(words, **_):
-        started.append(words)
-        return SimpleNamespace(wait=lambda: left.pop(0))
+    def run(name, words):
+        started.append((name, words))
+        if name == "test":
+            Path(words[-1]).parent.mkdir(parents=True)
+            Path(words[-1]).write_text(json.dumps({"coco/bbox_mAP": 0.314}))
+        return left.pop(0)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert main(["demo", "--overwrite", "--iters", "9"]) == status
-    assert left == []
-    assert [words[:4] for words in started] == [
-        [sys.executable, "-m", "vitdense", name] for name in ("train", "predict", "test")[: len(statuses)]
-    ]
-    assert started[0][-3:] == ["--iters", "9", "--overwrite"]
-    assert started[0][started[0].index("--work-dir") + 1] == "work_dirs/cascade_swin_nano_shapes"
-    assert all(words[4] == "work_dirs/cascade_swin_nano_shapes" for words in started[1:])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "run", run)
+    status, printed = run_command(["demo", "--overwrite", "--iters", "9"])
+    assert (status, left) == (statuses[-1], [])
+    assert [name for name, _ in started] == ["train", "test", "predict"][: len(statuses)]
+    assert started[0][1] == [demo.RECIPE, "--work-dir", FOLDER, "--iters", "9", "--overwrite"]
+    assert all(words[0] == FOLDER for _, words in started[1:])
+    assert ("box AP 0.31" in printed) == (f"{FOLDER}/pictures\n" in printed) == (status == 0)
 
 
-def test_options_that_the_demo_cannot_follow_are_refused_before_it_trains(monkeypatch, capsys):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(SystemExit, match="2"):
-        main(["demo", "--cfg-options", "data_root=elsewhere"])
-    assert "--cfg-options" in capsys.readouterr().err
+@pytest.mark.long
+def test_the_demo_on_few_images(tmp_path, monkeypatch):
+    """A training, a test and predictions; a second time it goes on or starts anew as asked, and refuses else."""
+    draw = shapes.draw_dataset
+    few = {"num_train": 4, "num_val": 11, "image_size": (64, 64)}
+    monkeypatch.setattr(shapes, "draw_dataset", lambda root, **_: draw(root, **few))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which the demo sets
+    small = ["demo", "--iters", "2", "--device", "cpu"]
+    status, printed = run_command(small)
+    assert status == 0, printed
+    assert {path.name for path in Path(FOLDER, "pictures").glob("*.jpg")} == {"000010.jpg", "000011.jpg"}
+    status, printed = run_command(small)
+    assert (status, "--resume" in printed, "--overwrite" in printed) == (2, True, True)
+    status, printed = run_command([*small, "--resume"])
+    assert (status, "box AP" in printed) == (0, True), printed
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--cfg-options data_root=elsewhere", "--cfg-options"),
+        ("--resume --overwrite", "--overwrite"),
+        ("--iters 0", "--iters"),
+        ("--device tpu", "--device"),
+    ],
+)
+def test_options_that_the_demo_cannot_follow_are_refused_before_it_trains(words, named, monkeypatch):
+    monkeypatch.setattr(demo, "run", None)
+    status, printed = run_command(["demo", *words.split()])
+    assert (status, named in printed.splitlines()[-1]) == (2, True), printed
+
+
+def test_a_bar_on_a_terminal(monkeypatch, capsys):
+    """In place of the lines of a training; those before and after it are printed."""
+    logger = MMLogger("demo", log_level="INFO")
+    runner, hook = SimpleNamespace(logger=logger, max_iters=3, iter=1), ProgressHook()
+    for shown in (False, True):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda shown=shown: shown, raising=False)
+        hook.before_train(runner)
+        for _ in range(2):
+            logger.info("a line of the training")
+            hook.after_train_iter(runner, 0)
+        hook.after_train(runner)
+        logger.info("a line after it")
+        printed = capsys.readouterr().out
+        assert ("2/2" in printed, "of the training" in printed, "after it" in printed) == (shown, not shown, True)

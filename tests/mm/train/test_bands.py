@@ -6,10 +6,12 @@ before.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 from conftest import REPO
 
+from vitdense.mm.cli import demo
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train import launch
 
@@ -28,3 +30,9 @@ def test_a_training_ends_in_its_band(recipe, tmp_path):
     (scalars,) = tmp_path.glob("work/*/vis_data/scalars.json")
     metrics = [json.loads(line) for line in scalars.read_text().splitlines()]
     assert low <= [row[name] for row in metrics if name in row][-1] <= high
+
+
+def test_the_demo_ends_in_its_band(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert demo.main(["--work-dir", "demo"]) == 0
+    assert demo.EXPECTED <= json.loads(Path("demo/metrics.json").read_text())["coco/bbox_mAP"] <= 0.45

@@ -1,6 +1,8 @@
 """Hooks: reproducible training steps, exact loading, and the annealing of masked attention."""
 
+import logging
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import torch
 from mmengine.dist import get_rank, get_world_size, master_only
 from mmengine.hooks import Hook
 from mmengine.runner import BaseLoop, EpochBasedTrainLoop
+from mmengine.utils import ProgressBar
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import LoadReport, fit_whole
@@ -168,6 +171,35 @@ class GuardModelHook(Hook):
 
     def before_run(self, runner) -> None:
         guard_model(runner.model)
+
+
+@HOOKS.register_module()
+class ProgressHook(Hook):
+    """Shows a bar on a terminal, in place of the lines of a training below a warning. The log file has all."""
+
+    @master_only
+    def before_train(self, runner) -> None:
+        self.hushed = []
+        if sys.stdout.isatty():
+            handlers = runner.logger.handlers
+            self.hushed = [one for one in handlers if not isinstance(one, logging.FileHandler)]
+            self._log_from(logging.WARNING)
+            self.bar = ProgressBar(runner.max_iters - runner.iter, file=sys.stdout)
+
+    @master_only
+    def after_train_iter(self, runner, *args, **outputs) -> None:
+        if self.hushed:
+            self.bar.update()
+
+    @master_only
+    def after_train(self, runner) -> None:
+        if self.hushed:
+            print()
+        self._log_from(logging.INFO)
+
+    def _log_from(self, level: int) -> None:
+        for handler in self.hushed:
+            handler.setLevel(level)
 
 
 @HOOKS.register_module()

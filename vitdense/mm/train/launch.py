@@ -60,7 +60,7 @@ def train(cfg: Config, overwrite: bool = False, **options: Any) -> None:
         overwrite: Start anew in a work folder with checkpoints. After the first step, the earlier training is moved
             into a sub-folder; other files stay.
     """
-    kept = prepare_training(cfg, overwrite=overwrite, **options)
+    kept = prepare_training(cfg, overwrite=bool(overwrite), **options)  # None of a command: not given
     with WorkFolder(cfg.work_dir).hold():
         name = cfg.get("runner_type", "Runner")  # mmengine's key; ours replaces its "Runner"
         kind = Runner if name == "Runner" else get_object_from_string(name)

@@ -1,0 +1,16 @@
+"""What `vitdense demo` trains: new heads on the backbone of shapes_nano, at another window and image size."""
+
+_base_ = "shapes_nano.py"
+
+weights = "{{ fileDirname }}/shapes_nano.safetensors"
+backbone = dict(
+    window_size=6,  # divides the maps of an image of 192 pixels, as 8 does for 256
+    init_cfg=dict(_delete_=True, type="Pretrained", checkpoint=weights),
+)
+model = dict(backbone=backbone)
+settings = dict(max_iters=600, image_size=192)
+drawn = dict(data_root="data/demo/", draw=dict(num_train=800, num_val=100, image_size=(192, 192), seed=1))
+train_dataloader = dict(dataset=drawn)
+val_dataloader = dict(dataset=drawn)
+test_dataloader = val_dataloader
+custom_hooks = [dict(type="vitdense.ProgressHook")]
