@@ -9,10 +9,8 @@ import importlib
 import importlib.metadata
 import platform
 import re
-import runpy
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import vitdense
 from vitdense import seams
@@ -35,7 +33,6 @@ PACKAGES = {
 }
 REQUIRED = ("torch", "torchvision", "timm", "safetensors")  # to build backbones
 
-TOOLS = Path(__file__).parent / ".mim/tools"  # as in a clone
 # Command -> group of the help, and its line there.
 COMMANDS = {
     "new": ("prepare", "write a config for your own data"),
@@ -83,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(args.rest)}")
     try:
         if not is_doctor:
-            return run(args.command, args.rest)
+            return seams.run(args.command, args.rest)
         with showing():
             return report()
     except KeyboardInterrupt:  # in the imports: later `exit_on_user_error` handles it
@@ -108,23 +105,6 @@ def refuse_removed(argv: Sequence[str]) -> None:
         if words[:1] == [command] and (not option or any(words[i : i + len(option)] == option for i in places)):
             print(f"error: {name} was removed in 0.4; {way}", file=sys.stderr)
             sys.exit(2)
-
-
-def run(command: str, argv: Sequence[str]) -> int:
-    """Run a command: a module of `vitdense.mm.cli` or of an extension, or a file of tools/; the exit status."""
-    module = seams.command_module(command) or f"vitdense.mm.cli.{command}"
-    tool = TOOLS / f"{command}.py"
-    try:
-        if not tool.is_file():
-            return importlib.import_module(module).main(argv)
-        sys.argv = [f"vitdense {command}", *argv]
-        runpy.run_path(str(tool))["main"]()
-    except ModuleNotFoundError as error:
-        if error.name != "mmengine":
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def report() -> int:

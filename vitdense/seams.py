@@ -5,13 +5,18 @@ demand. Everything else works without the folder.
 """
 
 import pkgutil
-from collections.abc import Iterator, Mapping
+import runpy
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+TOOLS = Path(__file__).parent / ".mim/tools"  # commands that are files, as in a clone
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ def extensions() -> dict[str, Extension]:
     root = "vitdense.extensions"
     if not find_spec(root):
         return {}
-    names = sorted(f"{root}.{found.name}" for found in pkgutil.iter_modules(import_module(root).__path__))
+    found = pkgutil.iter_modules(import_module(root).__path__)
+    names = sorted(f"{root}.{one.name}" for one in found if one.ispkg)
     return {name: import_module(name).EXTENSION for name in names}
 
 
@@ -61,10 +67,21 @@ def commands() -> dict[str, tuple[str, str]]:
     return {name: row for extension in extensions().values() for name, row in extension.commands.items()}
 
 
-def command_module(command: str) -> str | None:
-    """The module of a command of an extension; None for a command of the core."""
-    found = (module for module, extension in extensions().items() if command in extension.commands)
-    return next((f"{module}.{command}" for module in found), None)
+def run(command: str, argv: Sequence[str]) -> int:
+    """Run a command: a module of `vitdense.mm.cli` or of an extension, or a file of tools/; the exit status."""
+    folders = (folder for folder, extension in extensions().items() if command in extension.commands)
+    tool = TOOLS / f"{command}.py"
+    try:
+        if not tool.is_file():
+            return import_module(f"{next(folders, 'vitdense.mm.cli')}.{command}").main(argv)
+        sys.argv = [f"vitdense {command}", *argv]
+        runpy.run_path(str(tool))["main"]()
+    except ModuleNotFoundError as error:
+        if error.name != "mmengine":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def options_of(command: str) -> list[ModuleType]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdense.results.page import bar
+from vitdense.extensions.page import bar
 
 MOST_CLASSES = 24  # of a matrix that is shown whole
 MOST_PAIRS = 30  # of classes that are confused, if it is not

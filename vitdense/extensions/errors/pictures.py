@@ -9,10 +9,10 @@ import cv2
 import numpy as np
 from pycocotools import mask as rle
 
+from vitdense.extensions.page import figure
 from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
 from vitdense.results import draw
-from vitdense.results.page import figure
 
 SIDE = 320  # of one of the pictures of a figure, in pixels
 ROOM = 4_300_000  # characters of all figures of a page

@@ -17,10 +17,10 @@ from vitdense.extensions.errors import html
 from vitdense.extensions.errors.objects import KINDS, Judged, Score, numbers
 from vitdense.extensions.errors.pictures import Drawn, Figures
 from vitdense.extensions.errors.suspects import Suspect, as_results, suspects
+from vitdense.extensions.page import write_page
 from vitdense.files import atomic_write
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.results import draw
-from vitdense.results.page import write_page
 from vitdense.runtime import SCORE
 from vitdense.seams import ask
 

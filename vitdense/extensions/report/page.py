@@ -9,13 +9,13 @@ from string import Template
 from mmengine.config import Config
 
 from vitdense import __version__
+from vitdense.extensions.page import bar, figure, write_page
 from vitdense.extensions.report.pictures import Picture, Shown
 from vitdense.files import read_text
 from vitdense.mm.checks.sets import DataSet
 from vitdense.mm.config.settings import image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.errors import ConfigError
-from vitdense.results.page import bar, figure, write_page
 
 PICTURES = 4  # per fault
 MOST_PICTURES = 120  # per page, about 25 kB each

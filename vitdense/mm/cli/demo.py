@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdense.__main__ import run
 from vitdense.files import read_text
 from vitdense.mm.config.arguments import Parser
 from vitdense.mm.config.asked import whole_number
+from vitdense.seams import run
 
 RECIPE = "shapes_nano_192"
 PICTURES = "data/demo/val/00001*.jpg"

@@ -1,4 +1,4 @@
-"""Pages: one HTML file with its pictures inside, which opens without a server."""
+"""Pages of extensions: one HTML file with its pictures inside, which opens without a server."""
 
 import base64
 import io
