@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("mmdet")
 from mmengine.config import Config, ConfigDict
 
-from vitdense.export.compare import can_compare, compare_maps
+from vitdense.export.program import can_compare, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import describe, of_one_size, paths_of
 from vitdense.runtime import BOUNDS, Output, above, changes, compare_results

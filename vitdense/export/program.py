@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.layers.layout import copied
+from vitdense.runtime import Bounds, Output, counting
 
 # Least side in pixels. Smaller images have maps of one row or column, for which torch exports another program.
 MIN_SIDE = 33
@@ -263,3 +264,15 @@ def largest_error(got: object, want: object) -> float:
     pairs = zip(tree_leaves(got), tree_leaves(want), strict=True)
     errors = [(torch.as_tensor(a).double() - b.double()).norm() / b.double().norm() for a, b in pairs]
     return torch.stack(errors).max().item()  # NaN if any is
+
+
+def compare_maps(got: Mapping, want: Mapping[str, Tensor], bounds: Bounds) -> tuple[bool, str]:
+    """Whether the outputs of a program equal the model's within `bounds`, and the error as text."""
+    error = largest_error(got, want)
+    fits = error <= bounds.error  # NaN is not
+    return fits, f"relative error {error:.1e}" + ("" if fits else f" to the model, expected at most {bounds.error:.0e}")
+
+
+def can_compare(wanted: Sequence[Output], bounds: Bounds) -> bool:
+    """Whether a model finds an object, or any pixel class, to compare a program with."""
+    return any(want.semantic is not None or counting(want, bounds).any() for want in wanted)

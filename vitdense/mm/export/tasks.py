@@ -14,7 +14,7 @@ from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from vitdense.export.compare import can_compare, compare_maps
+from vitdense.export.program import can_compare, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import finder, pad, pad_as
 from vitdense.mm.export.samples import Sample, describe
