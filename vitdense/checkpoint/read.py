@@ -165,11 +165,7 @@ def download(address: str, sha256: str | None, load: Callable[[Path], dict]) -> 
 
 
 def _size_of(address: str) -> int:
-    """Bytes of the file at a web address; 0 if its host does not say.
-
-    Raises:
-        OSError: The host does not answer, in `PATIENCE` seconds.
-    """
+    """Bytes of the file at a web address, 0 if its host does not say; an OSError if it does not answer."""
     try:
         with urlopen(Request(address, method="HEAD", headers={"User-Agent": "torch.hub"}), timeout=PATIENCE) as answer:
             return int(answer.headers.get("Content-Length") or 0)
@@ -204,11 +200,7 @@ def _local_file(name: str) -> Path:
 
 
 def hub_file(address: str) -> Path:
-    """The file at an address of the Hugging Face hub, in its cache.
-
-    Raises:
-        CheckpointNotFoundError: There is no such file, or it cannot be reached.
-    """
+    """The file at an address of the Hugging Face hub, in its cache; a CheckpointNotFoundError without it."""
     match = re.fullmatch(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?/(.+)", address)
     if not match:
         raise CheckpointNotFoundError(

@@ -106,9 +106,6 @@ def train(model: nn.Module, loader: DataLoader, wrapper: Any) -> None:
         model: On its device. If it is wrapped for several processes, all of them must call this.
         loader: The training's data loader.
         wrapper: The optimizer wrapper, for its data type. No step is made.
-
-    Raises:
-        ConfigError: Names the part of the config that failed.
     """
     model = model.module if is_model_wrapper(model) else model
     with kept(model):

@@ -110,10 +110,9 @@ def parse_value(text: str) -> Any:
 
 
 def literal(node: ast.expr, leaf: Callable[[ast.expr], Any] = ast.literal_eval) -> Any:
-    """The value of a Python literal, which may contain ``dict(key=value)``; `leaf` reads nodes without parts.
+    """The value of a Python literal, which may contain ``dict(key=value)``, else a ValueError or a TypeError.
 
-    Raises:
-        ValueError, TypeError: The node is not a literal.
+    `leaf` reads nodes without parts.
     """
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict":
         given = [literal(part, leaf) for part in node.args]  # dict({"a b": 1}), for keys that are not identifiers

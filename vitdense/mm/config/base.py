@@ -63,11 +63,7 @@ class Change(NamedTuple):
 
 
 def run_passes(passes: Sequence[Pass], cfg: Config, asked: Asked, changes: list[Change] | None = None) -> None:
-    """Change a config in place, pass by pass; `changes` gets what each changed.
-
-    Raises:
-        ConfigError: The options do not fit the config, or contradict each other.
-    """
+    """Change a config in place, pass by pass, else a ConfigError; `changes` gets what each changed."""
     before = flat(cfg.to_dict(), opens=has_dicts) if changes is not None else {}
     for step in passes:
         step.apply(cfg, asked)

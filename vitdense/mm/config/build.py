@@ -32,11 +32,7 @@ def build_model(cfg: Config) -> nn.Module:
 
 @contextmanager
 def explained(cfg: Config) -> Iterator[None]:
-    """Turn errors of mm's builders, recognised by their text, into one line with the keys of the config.
-
-    Raises:
-        ConfigError: A `type` names no class, or the class does not take the arguments.
-    """
+    """Turn errors of mm's builders, recognised by their text, into a ConfigError with the keys of the config."""
     try:
         yield
     except ValueError as error:

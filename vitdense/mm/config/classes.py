@@ -195,8 +195,7 @@ def follow_classes(cfg: Config, classes: Sequence[str] | None = None) -> None:
 def follow_points(cfg: Config, names: Sequence[str] | None = None) -> None:
     """Give data sets with named points, such as keypoints, the order of the first data set, or of `names`.
 
-    Raises:
-        ConfigError: A data set has other names.
+    Other names in a data set are a ConfigError.
     """
     leaves = [leaf for leaf in _data_sets(cfg) if hasattr(leaf[2], "follow")]
     found = next(filter(None, (kind.points_of(dataset) for _, dataset, kind in leaves)), None)

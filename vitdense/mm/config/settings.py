@@ -84,10 +84,8 @@ def set_loggers(cfg: Config) -> None:
 def set_length(cfg: Config) -> None:
     """Set the length of a run, in place. `TIMES` in the same unit keep their share of the run.
 
-    If the schedule already ends with the run, all times stay as they are.
-
-    Raises:
-        ConfigError: The config counts in the other unit, or its schedule ends elsewhere.
+    If the schedule already ends with the run, all times stay as they are. A config that counts in the other unit, or
+    whose schedule ends elsewhere, is a ConfigError.
     """
     name = next((name for name in LENGTHS if name in cfg.get("settings", {})), None)
     if name is None:

@@ -74,10 +74,9 @@ class ImageId(int):
 
 
 def parse(file: Path) -> Any:
-    """The content of a JSON file; do not change it. A small file is parsed once, until it changes.
+    """The content of a JSON file, else a ConfigError; do not change it.
 
-    Raises:
-        ConfigError: The file is not JSON.
+    A small file is parsed once, until it changes.
     """
     state = state_of(file)
     return (_parsed if state[0] < KEPT else _parsed.__wrapped__)(file.absolute(), state)
@@ -108,10 +107,9 @@ def forget() -> None:
 
 
 def read_json(file: Path, keys: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict]]:
-    """The content of a JSON file with lists of objects; `keys`: list -> required keys of its objects and their types.
+    """The content of a JSON file with lists of objects, else a ConfigError.
 
-    Raises:
-        ConfigError: The file has another content.
+    `keys`: list -> required keys of its objects and their types.
     """
     content = parse(file)
     lists = content if isinstance(content, dict) else {}
@@ -383,12 +381,9 @@ class Overview(NamedTuple):
 
 
 def overview(ann_file: Path) -> Overview:
-    """The overview of an annotation file, which a process reads once, until the file changes.
+    """The overview of a COCO annotation file, else a ConfigError. A process reads it once, until the file changes.
 
     Only the list of categories is parsed, because a whole file takes seconds in every process.
-
-    Raises:
-        ConfigError: The file is not a COCO annotation file.
     """
     return _overview(ann_file.absolute(), state_of(ann_file))
 

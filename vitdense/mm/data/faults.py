@@ -85,11 +85,7 @@ def caught(function: Callable[..., Iterable[Fault] | None], *args: Any) -> Itera
 
 
 def refuse(faults: Iterable[Fault]) -> None:
-    """Raise the first grave fault, and log the others before it.
-
-    Raises:
-        ConfigError: There is a grave fault.
-    """
+    """Raise the first grave fault as a ConfigError, and log the others before it."""
     for fault in faults:
         if fault.grave:
             raise ConfigError(str(fault))

@@ -60,10 +60,7 @@ def keeps_orientation(dataset: Mapping) -> bool:
 def header(file: str | Path | bytes) -> Iterator[Image.Image]:
     """Open an image file, by path or content, in Pillow without decoding its pixels.
 
-    Unlike `Image.open` it accepts more than 179 million pixels, which OpenCV reads.
-
-    Raises:
-        OSError: The file does not exist, or is not an image.
+    Unlike `Image.open` it accepts more than 179 million pixels, which OpenCV reads. An OSError if it is no image.
     """
     Image.preinit()
     Image.init()
@@ -175,8 +172,7 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
 def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path = "") -> Any:
     """Run the steps of a test pipeline after the loader on pixels ``[H, W, 3]`` BGR of the file `path`.
 
-    Raises:
-        ConfigError: A step fails, such as a resize of an image one pixel high to no pixel.
+    A step that fails, such as a resize of an image one pixel high to no pixel, is a ConfigError.
     """
     size = pixels.shape[:2]
     try:

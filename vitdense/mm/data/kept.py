@@ -47,11 +47,7 @@ def sweep(folder: Path) -> None:
 
 
 def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) -> None:
-    """Write CPU tensors as safetensors, with metadata: a description `of` them, and more `about` them.
-
-    Raises:
-        OSError: The file, which it names, cannot be written, as on a full disk.
-    """
+    """Write CPU tensors as safetensors, with metadata: a description `of` them, and more `about` them."""
     about = {"of": of, **about}
     content = save({str(i): x for i, x in enumerate(tensors)}, {**about, "crc32": _checksum(tensors, about)})
     with atomic_write(path) as scratch:
@@ -61,8 +57,7 @@ def write_tensors(path: Path, of: str, tensors: Sequence[Tensor], **about: str) 
 def read_tensors(path: Path, of: str) -> tuple[list[Tensor], dict[str, str]] | None:
     """Memory-mapped tensors of `write_tensors` and their metadata; None if there is no file.
 
-    Raises:
-        ConfigError: The file is truncated, damaged, or has another description than `of`.
+    A file that is truncated, damaged, or has another description than `of` is a ConfigError.
     """
     try:
         with safe_open(path, "pt") as file:

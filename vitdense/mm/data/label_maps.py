@@ -41,11 +41,7 @@ class LabelMaps:
 
 
 def build_dataset(dataset: dict) -> BaseDataset:
-    """Build an mmseg data set without its pipeline.
-
-    Raises:
-        ConfigError: There are no images, or mmseg refuses the classes.
-    """
+    """Build an mmseg data set without its pipeline; a ConfigError without images, or if mmseg refuses the classes."""
     try:
         with DATASETS.switch_scope_and_registry("mmseg") as registry:
             built = registry.build({**dataset, "pipeline": [], "serialize_data": False})

@@ -32,11 +32,7 @@ def colours_of_ids(ids: np.ndarray) -> np.ndarray:
 
 
 def read_ids(png: Path) -> np.ndarray:
-    """The ids of the segments in a PNG, int32 [H, W].
-
-    Raises:
-        OSError, OptionError: The file cannot be read, is truncated, or is not 8-bit RGB.
-    """
+    """The ids of the segments in a PNG of 8-bit RGB, int32 [H, W]; else an OSError or an OptionError."""
     content = png.read_bytes()
     with header(content) as image:
         if image.mode not in ("RGB", "RGBA", "P") or image.format != "PNG":
@@ -50,11 +46,7 @@ def read_panoptic(file: Path, folder: Path | None = None, number: int | None = N
 
 
 def read(file: Path) -> dict[str, list[dict]]:
-    """The content of a panoptic annotation file.
-
-    Raises:
-        ConfigError: The file is not a panoptic one, or a key is missing or of another type.
-    """
+    """The content of a panoptic annotation file, else a ConfigError."""
     content = coco.read_json(file, KEYS)
     for item in content["annotations"]:
         coco.check_keys(file, "segments", item["segments_info"], OF_SEGMENT)

@@ -15,10 +15,7 @@ def split_images(content: Mapping[str, list[dict]], share: float) -> tuple[dict,
 
     Images are drawn by a fixed seed, whatever their order in the file. Validation gets `share` of the images of each
     class, the rarest first, and of the images without annotation; of a class in two images or more at least one.
-    Training keeps an image of each class.
-
-    Raises:
-        ConfigError: No image can validate.
+    Training keeps an image of each class. A file of which no image can validate is a ConfigError.
     """
     classes = {image["id"]: set() for image in sorted(content["images"], key=lambda image: image["file_name"])}
     for one in content["annotations"]:

@@ -98,8 +98,7 @@ def parts(dataset: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def seed_steps(dataset: Any, sampler: Any = None) -> None:
     """Let the seeds of a sampler reach every `SeedFromSample` of a built data set, and steps with own generators.
 
-    Raises:
-        ConfigError: A wrapper drops the seeds.
+    A wrapper that drops the seeds is a ConfigError.
     """
     for _, part in parts(dataset):
         if isinstance(part, ClassBalancedDataset):
