@@ -1,6 +1,6 @@
 """Rectangles against squares of as many pixels: RF-DETR nano on drawn images of 2:1, box AP by seed.
 
-    nice python scripts/rectangles.py work_dirs/rectangles --seeds 0 1 2
+``nice python scripts/rectangles.py work_dirs/rectangles --seeds 0 1 2``
 """
 
 import argparse
