@@ -47,7 +47,6 @@ COMMANDS = {
     "benchmark": ("use", "compare a backbone with another project's; in a clone"),
 }
 DOCTOR = {"doctor": ("prepare", "report the environment, and how to repair it")}
-GROUPS = ("prepare", "train", "use")
 # What 0.4 removed, and the way around it; an entry stays for one version.
 REMOVED = {
     "card": "vitdense.create(NAME).cfg has the facts of a model, docs/model-zoo.md the figures of all",
@@ -91,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def listed(commands: Mapping[str, tuple[str, str]]) -> str:
     """The commands in their groups, a line each."""
     lines = []
-    for group in GROUPS:
+    for group in dict.fromkeys(group for group, _ in commands.values()):
         lines += ["", f"{group}:", *(f"  {name:12}{text}" for name, (of, text) in commands.items() if of == group)]
     return "\n".join(lines[1:])
 

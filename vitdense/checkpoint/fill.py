@@ -38,7 +38,6 @@ def fill(model: nn.Module, state: Mapping[str, Tensor], is_own: bool) -> None:
 
 
 def _make_rest(module: nn.Module, device: torch.device) -> None:
-    """Make the tensors of a module that the file lacks."""
     if isinstance(module, FormulaBuffers) and any(x.is_meta for x in module.buffers(recurse=False)):
         module.make_buffers(device)
     own = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])

@@ -83,7 +83,6 @@ class LoadReport:
 
 
 def _stem_weight(model: nn.Module) -> str:
-    """Name of the weight of the stem's first convolution."""
     stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
     return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
 

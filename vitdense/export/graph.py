@@ -1,6 +1,7 @@
 """A form of an ONNX graph that runtimes compute faster, with the same result."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -62,13 +63,11 @@ def _constant(value: ir.Value | None) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
 
 
-def _insert(before: ir.Node, kind: str, *inputs: ir.Value) -> ir.Value:
-    node = ir.node(kind, inputs)
+def _insert(before: ir.Node, kind: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    node = ir.node(kind, inputs, attributes)
     before.graph.insert_before(before, node)
     return node.outputs[0]
 
 
 def _numbers(before: ir.Node, numbers: Sequence[int]) -> ir.Value:
-    node = ir.node("Constant", [], {"value_ints": list(numbers)})
-    before.graph.insert_before(before, node)
-    return node.outputs[0]
+    return _insert(before, "Constant", value_ints=list(numbers))

@@ -14,6 +14,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_pa
 
 from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.read import read, run_globals
+from vitdense.families import is_whole
 from vitdense.files import atomic_write, sha256_of
 
 REST = "rest.pth"  # in the folder of a checkpoint in parts: everything else, and the digests of the parts
@@ -27,8 +28,8 @@ def _is_dict(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _is_whole(value: object) -> bool:
-    return value is None or (isinstance(value, (int, np.integer)) and not isinstance(value, bool))
+def _is_count(value: object) -> bool:
+    return value is None or is_whole(value, 0)
 
 
 def _is_list_of(kind: type) -> Callable[[object], bool]:
@@ -52,7 +53,7 @@ def _are_colours(value: object) -> bool:
 # Fields that a checkpoint may have, and what they are; None is of older files.
 FIELDS = {
     **dict.fromkeys(("meta", "hooks", "ema_state_dict", "meta.dataset_meta"), _is_dict),
-    **dict.fromkeys((f"meta.{key}" for key in ("epoch", "iter", "validated", "seed", "images_per_step")), _is_whole),
+    **dict.fromkeys((f"meta.{key}" for key in ("epoch", "iter", "validated", "seed", "images_per_step")), _is_count),
     **dict.fromkeys((f"meta.dataset_meta.{key}" for key in ("classes", "thing_classes", "keypoints")), _are_names),
     "meta.CLASSES": _are_names,
     "meta.dataset_meta.category_ids": _is_list_of(int),
@@ -63,7 +64,7 @@ FIELDS = {
 RESUMED = {
     **dict.fromkeys(("meta", "message_hub", "optimizer", "state_dict"), _is_dict),
     **dict.fromkeys((f"message_hub.{key}" for key in ("log_scalars", "runtime_info", "resumed_keys")), _is_dict),
-    **dict.fromkeys(("meta.epoch", "meta.iter"), lambda value: value is not None and _is_whole(value) and value >= 0),
+    **dict.fromkeys(("meta.epoch", "meta.iter"), lambda value: is_whole(value, 0)),
     "param_schedulers": lambda value: isinstance(value, (dict, list)),
 }
 

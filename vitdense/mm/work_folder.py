@@ -178,7 +178,6 @@ class WorkFolder:
         return {kind: [path for _, path in sorted(paths)] for kind, paths in found.items()}
 
     def _written(self) -> Iterator[Path]:
-        """Files and folders that our commands wrote."""
         has_parts = any(path.is_dir() for path in self.checkpoints)  # else WEIGHTS is a user's file
         for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
             if path.name in INNER and path.is_dir():
@@ -219,7 +218,6 @@ def is_whole(path: Path) -> bool:
 
 
 def _iterations(path: Path) -> int:
-    """Iterations after which a checkpoint was saved."""
     kind, number = CHECKPOINT.fullmatch(path.name).groups()
     return int(number) if kind == "iter" else read_checkpoint(str(path), "meta")["meta"]["iter"]
 

@@ -391,7 +391,6 @@ class Backbone(Module):
         return self.output_norm(stage)(x).permute(0, 3, 1, 2)  # [B, C, H, W]
 
     def output_norm(self, stage: int) -> nn.Module:
-        """The norm of an output."""
         return getattr(self, f"norm{stage}")
 
     def train(self, mode: bool = True) -> "Backbone":

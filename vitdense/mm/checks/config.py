@@ -9,6 +9,7 @@ from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import HOOKS, METRICS, OPTIMIZERS, TRANSFORMS
 
+from vitdense.families import is_number, is_whole
 from vitdense.mm.config.base import find, flat
 from vitdense.mm.config.build import unknown_type
 from vitdense.mm.config.options import DATALOADER
@@ -73,15 +74,11 @@ def mixing(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:
     """Whether a value is a number from `low` to below `high`, including `low` with `ends`."""
-    return lambda x: _is(x, int, float) and (low <= x if ends else low < x) and x < high
+    return lambda x: is_number(x) and (low <= x if ends else low < x) and x < high
 
 
 def _whole(low: int, high: float = math.inf) -> Callable[[Any], bool]:
-    return lambda x: _is(x, int) and low <= x < high
-
-
-def _is(value: Any, *kinds: type) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
+    return lambda x: is_whole(x, low) and x < high
 
 
 NOT_NEGATIVE = (_number(0), "a number from 0 on")

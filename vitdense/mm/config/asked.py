@@ -87,7 +87,6 @@ class Asked:
 
     @classmethod
     def add_options(cls, command: str, parser: argparse.ArgumentParser) -> None:
-        """Add the options of a command to its parser."""
         for one in fields(cls):
             if one.metadata.get("command") == command:
                 parser.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **one.metadata["how"])

@@ -23,14 +23,11 @@ CONFIGS = (Path(vitdense.__file__).parent / ".mim/configs/configs").resolve()  #
 
 
 def find_config(name: str | Path) -> Path:
-    """The path of a config.
+    """The path of a config; a ConfigError if there is no such file.
 
     Args:
         name: A file; a work folder, for the config of its training; ``mmdet::FOLDER/NAME.py`` for one that an installed
             package ships; or the name of one of ours, such as ``cascade_swin_t_coco``.
-
-    Raises:
-        ConfigError: There is no such file.
     """
     # mmengine looks for packages by the name of the distribution, which differs for mmseg.
     package, _, inside = str(name).rpartition("::")

@@ -25,15 +25,12 @@ def load_config(
     launcher: str = "none",
     changes: list[Change] | None = None,
 ) -> Config:
-    """Read a config and complete it for any command; see `vitdense.mm.config.passes`.
+    """Read a config and complete it for any command, else a ConfigError; see `vitdense.mm.config.passes`.
 
     Args:
         path: See `find_config`.
         options, work_dir, launcher: See `Asked`.
         changes: Gets what each pass changed.
-
-    Raises:
-        ConfigError: There is no such file, Python cannot read it, or a pass refuses an option.
     """
     cfg = _read(find_config(path))
     if not cfg.get("model"):

@@ -37,9 +37,7 @@ def find_published(name: str) -> Published | None:
     """The published model of a name, or None.
 
     The name may leave out the data set (``_coco``, ``_coco_panoptic``, ``_ade20k``) if it stays unique: ``rfdetr_s``.
-
-    Raises:
-        ConfigError: The name is not unique, or the file is not in the package and has no ``https://`` address.
+    Else it is a ConfigError, as is a file that is neither in the package nor at an ``https://`` address.
     """
     rows = [*_read(name)]
     found = [row for row in rows if row.name == name][:1]  # some are in the indices twice

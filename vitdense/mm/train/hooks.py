@@ -73,7 +73,6 @@ def check_whole(checkpoint: Mapping, file: str) -> None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a value of a state is finite numbers."""
     return value is None or (
         isinstance(value, (torch.Tensor, int, float)) and bool(torch.as_tensor(value).isfinite().all())
     )

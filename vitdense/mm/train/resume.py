@@ -1,6 +1,5 @@
 """What a training resumes from: its steps, its weights, its place in the data."""
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler
 
+from vitdense.families import is_number
 from vitdense.mm.config.diff import read_saved
 from vitdense.mm.data.continued import skip
 from vitdense.mm.errors import ConfigError
@@ -121,8 +121,7 @@ def unlike(saved: object, now: object, where: str) -> str | None:
 
 
 def _is_number(value: object) -> bool:
-    is_scalar = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1)
-    return is_scalar and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value)
 
 
 def _unlike_state(saved: Mapping, optimizer: Optimizer) -> str | None:
