@@ -20,7 +20,7 @@ from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import OptionError
 from vitdense.mm.checks import findings
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.coco import forget, read_coco
+from vitdense.mm.data.coco import examine, forget, read
 from vitdense.mm.data.faults import Fault
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_annotations_that_pass_are_loaded(tmp_path, changes):
     path.write_text(json.dumps(changed(changes)))
     forget()  # the last file may be as old and as long
     try:
-        found = read_coco(path)
+        found = examine(read(path))
     except OptionError:
         return
     if any(fault.grave for fault in found.faults):

@@ -164,7 +164,7 @@ def check_program(name):
 
 def annotations(folder):
     coco.forget()
-    read = coco.read_coco(folder / "instances.json")
+    read = coco.examine(coco.read(folder / "instances.json"))
     if any(fault.grave for fault in read.faults):
         raise ConfigError(str(next(fault for fault in read.faults if fault.grave)))
     return True

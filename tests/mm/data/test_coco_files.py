@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitdense.mm.data import coco, detection, kept
-from vitdense.mm.data.coco import examine, overview, read_coco, used
+from vitdense.mm.data.coco import examine, overview, read, used
 from vitdense.mm.errors import ConfigError
 
 
@@ -35,12 +35,12 @@ def write(tmp_path):
 def test_counts(write):
     data = content(segmentation=[[1, 2, 11, 2, 11, 22, 1, 22]], iscrowd=1)
     data["annotations"] += [content(id=i, bbox=[i, 2, 10, 20])["annotations"][0] for i in (6, 7, 8)]
-    found = read_coco(write(data))
+    found = examine(read(write(data)))
     assert (len(found.sizes), found.densest, found.without_mask) == (2, 3, [6, 7, 8])
     assert found.counts == {"cat": 4}
     assert found.faults == []
     del data["annotations"]  # of test images
-    assert read_coco(write(data)).counts == {"cat": 0}
+    assert examine(read(write(data))).counts == {"cat": 0}
 
 
 @pytest.mark.parametrize(("area", "warns"), [(1200, 0), (300, 0), (1.0, 1), (1e11, 1)])

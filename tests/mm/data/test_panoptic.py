@@ -12,7 +12,7 @@ from vitdense.__main__ import main
 from vitdense.mm.checks import check
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.panoptic import colours_of_ids, ids_of_colours, read_panoptic
+from vitdense.mm.data.panoptic import colours_of_ids, examine, ids_of_colours, read
 from vitdense.mm.data.shapes import CLASSES, draw_dataset
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.metrics import count_segments
@@ -53,7 +53,7 @@ def test_colours_and_ids():
 
 def test_segments_of_the_shapes_are_their_instances(shapes):
     truth = json.loads((shapes / "annotations/instances_val.json").read_text())
-    assert list(read_panoptic(shapes / "panoptic/panoptic_val.json").counts) == [*CLASSES, "background"]
+    assert list(examine(read(shapes / "panoptic/panoptic_val.json")).counts) == [*CLASSES, "background"]
     content = json.loads((shapes / "panoptic/panoptic_val.json").read_text())
     for annotation in content["annotations"]:
         instances = [one for one in truth["annotations"] if one["image_id"] == annotation["image_id"]]

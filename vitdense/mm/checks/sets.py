@@ -17,11 +17,11 @@ from mmengine.registry import DATASETS
 from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
-from vitdense.mm.data.coco import DOUBLES, parse, read_coco, used
+from vitdense.mm.data import coco, panoptic
+from vitdense.mm.data.coco import DOUBLES, parse, used
 from vitdense.mm.data.faults import Fault, Samples, Size
 from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, examine_images, keeps_orientation
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
-from vitdense.mm.data.panoptic import read_panoptic
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import kind_of
 
@@ -188,7 +188,7 @@ class AnnotatedSet(DataSet):
     """A JSON file of instances or of panoptic segments."""
 
     def read(self) -> Samples:
-        return read_coco(Path(self.file))
+        return coco.examine(coco.read(Path(self.file)))
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:
         held, total = self.samples, sum(self.samples.counts.values())
@@ -240,7 +240,7 @@ class PanopticSet(AnnotatedSet):
         return Path(self.root, self.prefix.get("seg") or "")
 
     def read(self) -> Samples:
-        return read_panoptic(Path(self.file), self.segments, self.number)
+        return panoptic.examine(panoptic.read(Path(self.file)), self.segments, self.number)
 
     @property
     def counts(self) -> Mapping[str, float]:

@@ -43,10 +43,6 @@ WRONG_CODE = "have RLE counts that are not those of their size"
 AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large objects goes by them"
 
 
-def read_coco(file: Path) -> Samples:
-    return examine(read(file))
-
-
 def read(file: Path) -> dict[str, list[dict]]:
     """The content of an annotation file of instances; for errors see `read_json`."""
     return read_json(file, KEYS)

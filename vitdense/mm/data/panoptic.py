@@ -40,11 +40,6 @@ def read_ids(png: Path) -> np.ndarray:
     return ids_of_colours(decode(content)[..., ::-1])
 
 
-def read_panoptic(file: Path, folder: Path | None = None, number: int | None = None) -> Samples:
-    """Read a panoptic annotation file, and `examine` it."""
-    return examine(read(file), folder, number)
-
-
 def read(file: Path) -> dict[str, list[dict]]:
     """The content of a panoptic annotation file, else a ConfigError."""
     content = coco.read_json(file, KEYS)
