@@ -70,7 +70,7 @@ def num_params(module: nn.Module) -> int:
 
 @torch.no_grad()
 def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
-    """Parameters and MACs of a detector or segmentor of mmdet or mmseg, a row per part.
+    """Parameters and MACs of a detector or segmentor of mmdet or mmseg, a row per part; a ValueError without a head.
 
     RoI heads are counted as in papers: 1000 boxes and 100 masks per stage, or the proposals of Sparse R-CNN. The
     auxiliary head of a segmentor has no MACs, because it does not run at test time. Bilinear sampling has none either.
@@ -82,9 +82,6 @@ def count(model: nn.Module, shape: tuple[int, int]) -> list[Row]:
 
     Returns:
         Rows in order of execution, the backbone first.
-
-    Raises:
-        ValueError: The model has no known head.
     """
     rows = []
 

@@ -49,8 +49,7 @@ def exit_on_user_error() -> Iterator[None]:
 def explain(error: Exception) -> str:
     """The message of one of `USER_ERRORS`.
 
-    Raises:
-        OSError: `error` itself, if it names no file and is not from a limit of the machine: then it is a bug.
+    An OSError that names no file, and is not from a limit of the machine, is raised: it is a bug.
     """
     if isinstance(error, (OptionError, CheckpointNotFoundError)):  # str() drops the trace of a data worker
         return re.split(r"(?m)^[\w.]*(?:Error|Exception): ", str(error))[-1].strip()

@@ -89,7 +89,7 @@ def cut(size: Sequence[int], side: int | Sequence[int], overlap: float) -> np.nd
     """The tiles of an image.
 
     They are evenly spaced: the fewest that overlap by at least `overlap` (up to a pixel). Where the image is smaller
-    than a tile, tiles have its height or width.
+    than a tile, tiles have its height or width. An argument out of range is a ValueError.
 
     Args:
         size: Height and width of the image in pixels.
@@ -98,9 +98,6 @@ def cut(size: Sequence[int], side: int | Sequence[int], overlap: float) -> np.nd
 
     Returns:
         [tiles, 4] int64: left, upper, right and lower edge.
-
-    Raises:
-        ValueError: An argument is out of range.
     """
     sides = [side] * 2 if np.ndim(side) == 0 else list(side)
     fits = len(sides) == 2 and all(isinstance(one, (int, np.integer)) for one in sides)

@@ -91,8 +91,7 @@ class CfgOptions(argparse.Action):
 def parse_value(text: str) -> Any:
     """A value of ``--cfg-options``: a literal of Python, see `literal`; else as mmengine reads it.
 
-    Raises:
-        ValueError: Brackets do not match, or a dict is not a literal.
+    Brackets that do not match, or a dict that is not a literal, are a ValueError.
     """
     text = text.strip()
     with suppress(SyntaxError, TypeError, ValueError):
