@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vitdense.files import read_text
+
 SIZES = {"rectangle": (112, 224), "square": (160, 160)}  # 98 and 100 patches of 16 pixels
 CONFIG = """
 _base_ = "vitdense::configs/demo/rfdetr_nano_shapes.py"
@@ -42,7 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     config = args.folder / "nano.py"
-    config.write_text(CONFIG.format(root=(args.folder / "shapes").resolve()))
+    config.write_text(CONFIG.format(root=(args.folder / "shapes").resolve()), encoding="utf-8")
     print("| seed |", " | ".join(f"{h}x{w}, box AP" for h, w in SIZES.values()), "|", flush=True)
     for seed in args.seeds:
         row = [box_ap(config, args.folder / f"{name}_{seed}", size, seed, args.iters) for name, size in SIZES.items()]
@@ -54,7 +56,7 @@ def box_ap(config: Path, work: Path, size: tuple[int, int], seed: int, iters: in
     command += ["--image-size", *size, "--cfg-options", f"randomness.seed={seed}"]
     with open(f"{work}.log", "w", encoding="utf-8") as log:
         subprocess.run([str(word) for word in command], check=True, stdout=log, stderr=log)
-    lines = next(work.glob("*/vis_data/scalars.json")).read_text().splitlines()
+    lines = read_text(next(work.glob("*/vis_data/scalars.json"))).splitlines()
     return next(found for line in reversed(lines) if (found := json.loads(line).get("coco/bbox_mAP")) is not None)
 
 
