@@ -72,6 +72,7 @@ NOT_RUN = {
     r"^vitdense demo": "takes minutes; tests/mm/cli/test_demo.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
+    r"--predictions predictions.json": "of another project; tests/extensions/errors/test_errors.py",
     r"--device cuda": "needs a GPU",
     r"--deploy": "takes minutes; tests/scripts/test_deploy.py",
     r"--shard": "needs several processes; tests/extensions/shard/test_shard.py",
