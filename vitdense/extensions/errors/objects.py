@@ -70,20 +70,6 @@ class Judged:
         right = int((self.chosen & (self.kinds == "right")).sum())
         return {"right": right, "false": int(self.chosen.sum()) - right, "missed": len(self.missed)}
 
-    def by_image(self) -> dict[int, float]:
-        """F1 of each image at the minimum score; 1 where there is nothing and nothing is found."""
-        counts = defaultdict(lambda: [0, 0])
-        for one in self.missed:
-            counts[one["image_id"]][1] += 1
-        for place in self.places.values():
-            own = place.rows[self.chosen[place.rows]]
-            right = int((self.kinds[own] == "right").sum())
-            counts[place.image][0] += right
-            counts[place.image][1] += len(own) - right
-        return {
-            image: 2 * right / (2 * right + wrong) if right + wrong else 1.0 for image, (right, wrong) in counts.items()
-        }
-
 
 def places(evaluation: Evaluation, kind: str | None = None) -> Sequence[Place]:
     """The images of an evaluation, with IoUs of its kind or of another, ``bbox`` for boxes."""

@@ -59,16 +59,6 @@ class Figures:
             views.append(draw.instances(small, boxes, [x.text for x in drawn], [x.colour for x in drawn], masks, 0.3))
         return self.add(image, views, text)
 
-    def maps(self, image: int, maps: Sequence[np.ndarray], colours: np.ndarray, text: str) -> str:
-        """The image once for each of the maps of classes [H, W], whose last colour is for no class; see `add`."""
-        pixels = self._read(image)
-        if pixels is None or any(one.shape != pixels.shape[:2] for one in maps):
-            return ""
-        size = [max(1, round(side * SIDE / max(pixels.shape[:2]))) for side in pixels.shape[1::-1]]
-        small = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-        scaled = (cv2.resize(one.astype(np.uint16), size, interpolation=cv2.INTER_NEAREST) for one in maps)
-        return self.add(image, [draw.overlay(small, one, colours) for one in scaled], text)
-
     def add(self, image: int, views: Sequence[np.ndarray], text: str) -> str:
         """Pictures of the same height in a row, as HTML; empty without room."""
         gap = np.full((views[0].shape[0], GAP, 3), 255, np.uint8)

@@ -58,7 +58,7 @@ def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
     evaluations = [_evaluate(truth, found, kind, rows, content) for kind in ("bbox", *kinds)]
     metrics = {f"{one.kind}_{name}": value for one in evaluations for name, value in one.precisions("").items()}
     folder = truth_file.parent if folder is None else folder
-    paths = {truth.images[truth_file, one["id"]]: str(folder / one["file_name"]) for one in content["images"]}
+    paths = {truth.images[truth_file, one["id"]]: str(folder / one.get("file_name", "")) for one in content["images"]}
     return Tested(str(file), names, metrics, [(one, 100) for one in evaluations], paths)
 
 
