@@ -65,9 +65,9 @@ def found_in(rng, content):
     for one in content["annotations"]:
         box, size = np.array(one["bbox"]), np.array(one["bbox"][2:] * 2)
         for _ in range(1 + (rng.random() < 0.2)):
-            if rng.random() < 0.9:
+            if rng.random() < 0.85:
                 sure = rng.beta(4, 2)
-                find(one["image_id"], one["category_id"], box + rng.normal(0, 0.085, 4) * size, sure)
+                find(one["image_id"], one["category_id"], box + rng.normal(0, 0.1, 4) * size, sure)
         if rng.random() < 0.3:
             find(one["image_id"], int(rng.integers(7, 10)), box + rng.normal(0, 0.1, 4) * size, 0.6 * rng.beta(2, 3))
     for image in content["images"]:
@@ -205,6 +205,7 @@ def damage(content, rng, number):
 
 
 def test_damaged_labels_are_the_first_suspects(files, tmp_path):
+    """By the detector of `found_in`, which is drawn; other seeds give 52 to 56 of 60. A trained one gave 46 and 42."""
     rng = np.random.default_rng(7)
     content, rows = drawn(rng, 300, 4)
     number = len(content["annotations"]) // 20
@@ -217,4 +218,4 @@ def test_damaged_labels_are_the_first_suspects(files, tmp_path):
         same = rle.iou(np.array([row["bbox"]]), np.array(spot["boxes"]), [0]).max() >= 0.5
         return row["image_id"] == spot["image"] and (row["annotation_id"] == spot["id"] or same)
 
-    assert sum(any(points_to(row, spot) for row in found) for spot in places) >= 0.9 * number
+    assert sum(any(points_to(row, spot) for row in found) for spot in places) >= 0.8 * number
