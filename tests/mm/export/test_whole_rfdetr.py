@@ -72,9 +72,11 @@ def test_program_finds_what_predict_finds_in_any_batch_and_size(options, step, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", FORMATS)
-def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
+@pytest.mark.parametrize(("to", "size"), [*((to, (256, 256)) for to in FORMATS), ("onnx", (96, 192))])
+def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, size, tmp_path):
     cfg, checkpoint, photo = load_config("rfdetr_nano_shapes", OPTIONS), str(tmp_path / "model.pth"), tmp_path / "a.png"
+    if size != (256, 256):
+        cfg.test_dataloader.dataset.pipeline[1].update(scale=size[::-1], keep_ratio=False)
     classes = ShapesDataset.METAINFO["classes"]
     torch.save({"state_dict": make().state_dict(), "meta": {"dataset_meta": {"classes": classes}}}, checkpoint)
     pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3), np.uint8)  # as the config has them
@@ -83,6 +85,7 @@ def test_mask_recipe_from_its_checkpoint_to_the_runtime(to, tmp_path):
     if to == "onnx":
         want = Predictor(cfg, checkpoint, Inference(score_thr=0))(pixels)
         got = Program(tmp_path / "model.onnx")(pixels, 0)
+        assert got.masks.shape[1:] == want.masks.shape[1:] == pixels.shape[:2]
         assert got.labels.tolist() == want.labels.tolist()
         np.testing.assert_allclose(got.boxes, want.boxes, atol=0.01)
         assert (got.masks != want.masks).mean() < 1e-3
