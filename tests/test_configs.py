@@ -110,7 +110,7 @@ def num_classes(cfg):
 def test_weights_are_names_of_the_model_table(path):
     """One dialect for them: no addresses, which say neither the licence nor what the weights expect."""
     named = {node.get("checkpoint") for node in nodes(loaded(path).model)} - {None}
-    assert named <= MODELS.keys()
+    assert named - MODELS.keys() <= set(map(str, path.parent.glob("*.safetensors")))  # or a file beside it
 
 
 @pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("cascade_swin")], ids=lambda path: path.stem)
