@@ -35,9 +35,13 @@ def build_on_meta(cfg):
         return build_model(cfg)
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path in LARGER else []) for path in CONFIGS]
-)
+def each(paths):
+    """A test of each config, slow of those that differ from another in numbers alone."""
+    rows = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path in LARGER else []) for path in paths]
+    return pytest.mark.parametrize("path", rows)
+
+
+@each(CONFIGS)
 def test_config_builds_and_its_parts_fit(path):
     cfg = loaded(path)
     model = build_on_meta(copy.deepcopy(read(path))).eval()  # as its file has it, which mm's own tools read
@@ -106,14 +110,14 @@ def num_classes(cfg):
         return len(dataset.get("metainfo", registry.get(dataset.type).METAINFO)["classes"])
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES), ids=lambda path: path.stem)
+@each(sorted(RECIPES))
 def test_weights_are_names_of_the_model_table(path):
     """One dialect for them: no addresses, which say neither the licence nor what the weights expect."""
-    named = {node.get("checkpoint") for node in nodes(loaded(path).model)} - {None}
+    named = {node.get("checkpoint") for node in nodes(read(path).model)} - {None}
     assert named - MODELS.keys() <= set(map(str, path.parent.glob("*.safetensors")))  # or a file beside it
 
 
-@pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("cascade_swin")], ids=lambda path: path.stem)
+@each(path for path in CONFIGS if path.stem.startswith("cascade_swin"))
 def test_cascade_recipe_of_the_swin_authors(path):
     roi_head = loaded(path).model.roi_head
     assert [head.bbox_coder.target_stds[0] for head in roi_head.bbox_head] == [0.1, 0.05, 0.033]
@@ -264,9 +268,9 @@ def test_schedule_of_the_mvit_and_vitdet_authors(name, epochs, lr, epoch_length,
     assert rates[250:] == pytest.approx(want)
 
 
-@pytest.mark.parametrize("path", [p for p in MVIT_COCO if p.stem.startswith("cascade")], ids=lambda path: path.stem)
+@each(path for path in MVIT_COCO if path.stem.startswith("cascade"))
 def test_cascade_recipe_of_the_mvit_authors(path):
-    cfg = load_config(path)
+    cfg = copy.deepcopy(loaded(path))
     assert cfg.model.rpn_head.loss_bbox == {"type": "L1Loss", "loss_weight": 1.0}
     model = build_on_meta(cfg)
     assert len(model.rpn_head.rpn_conv) == 2
@@ -422,7 +426,7 @@ OTHERS = ("vit_b", "dinov3_b", "adapter_deit_b", "adapter_dinov2_b")  # with rec
 ADE20K = [path for path in REPO.glob("configs/upernet_*_ade20k.py") if path.stem[8:-7] not in OTHERS]
 
 
-@pytest.mark.parametrize("path", ADE20K, ids=lambda path: path.stem)
+@each(ADE20K)
 def test_recipe_of_the_swin_authors_for_segmentation(path):
     cfg = loaded(path)
     assert cfg.train_cfg == {"type": "IterBasedTrainLoop", "max_iters": 160000, "val_interval": 16000}
@@ -446,9 +450,9 @@ def test_learning_rate_of_the_segmentation_schedule():
     assert rates[-1] == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("path", [*ADE20K, *MVIT_COCO], ids=lambda path: path.stem)
+@each([*ADE20K, *MVIT_COCO])
 def test_what_decays_in_the_recipe_of_the_authors(path):
-    cfg = load_config(path)
+    cfg = copy.deepcopy(loaded(path))
     model = build_on_meta(cfg)
     tables = ("absolute_pos_embed", "backbone.tokens.", "relative_position_bias_table", "cpb_mlp", "logit_scale")
     norms, found = norm_parameters(model), decays(model, cfg)

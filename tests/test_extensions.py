@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import REPO
@@ -15,27 +14,6 @@ EXTENSIONS = sorted(path.parent.name for path in REPO.glob("vitdense/extensions/
 COPIED = ("vitdense", "configs", "tools", "scripts", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 # What the core has: imports, names, commands, passes and options.
 QUICK = ("test_import_layers.py", "test_main.py", "mm/config/test_passes.py", "mm/config/test_options.py")
-# For each extension a process of its own, after what all of them import of others.
-SMOKE = """
-import os, sys
-import cv2, matplotlib.pyplot, mmengine.runner, pycocotools.mask, scipy.optimize, timm, torchvision
-for name, folder in {folders}.items():
-    if child := os.fork():
-        assert os.waitpid(child, 0)[1] == 0, name
-        continue
-    os.chdir(folder)
-    sys.path.insert(0, folder)
-    import vitdense, vitdense.registry
-    from vitdense import seams
-    from vitdense.mm.config.build import build_model
-    from vitdense.mm.config.load import load_config
-    assert vitdense.__file__.startswith(folder)
-    assert name not in {{path.rpartition(".")[2] for path in seams.extensions()}}
-    for public in vitdense.__all__:
-        getattr(vitdense, public)
-    build_model(load_config("configs/demo/cascade_swin_nano_shapes.py"))
-    os._exit(0)
-"""
 
 
 def copy_without(names, folder):
@@ -60,13 +38,6 @@ def run_in(folder, environment, *command):
     command = [sys.executable, *command]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
-def test_without_an_extension_the_rest_is_imported_and_built(tmp_path):
-    folders = {name: str(tmp_path / name) for name in EXTENSIONS}
-    for name, folder in folders.items():
-        copy_without([name], Path(folder))
-    run_in(tmp_path, {**os.environ, "PYTHONPATH": ""}, "-c", SMOKE.format(folders=folders))
 
 
 SETS = [pytest.param(EXTENSIONS, id="all"), *(pytest.param([x], id=x, marks=pytest.mark.slow) for x in EXTENSIONS)]

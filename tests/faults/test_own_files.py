@@ -45,7 +45,7 @@ from vitdense.mm.train import launch
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.runtime import Program
 
-EXAMPLES, SECONDS = int(os.environ.get("EXAMPLES", "8")), 300
+EXAMPLES, SECONDS = int(os.environ.get("EXAMPLES", "4")), 300
 PHOTO = draw_image(np.random.default_rng(0), (96, 80))[0]
 NAMES = ("background", *CLASSES)
 MAPS = [torch.arange(12.0).reshape(1, 3, 2, 2)]
@@ -73,8 +73,6 @@ def written(tmp_path_factory):
         cfg = load_config(work)
         args = Namespace(proof=True, with_preprocessing=False)
         export(cfg, str(work / "iter_2.pth"), Wish(folder / "program.onnx", "onnx"), args=args)
-        models = dict.fromkeys("ab", (cfg, str(work / "iter_2.pth")))
-        export_joined(models, Wish(folder / "joined.onnx", "onnx"), args)
     point = {**POINT, "sha256": digest_of(str(work / "iter_2.pth")), "conditions": conditions_of(cfg, None, 0.2)}
     (work / "operating_point.json").write_text(json.dumps(point))
     store = MapStore(folder / "maps", "a" * 64, "float16")
@@ -84,6 +82,12 @@ def written(tmp_path_factory):
     shutil.copy(folder / "drawn/annotations/instances_train.json", folder / "instances.json")
     rows(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def joined(written):
+    models = dict.fromkeys("ab", (load_config(written / "work"), str(written / "work/iter_2.pth")))
+    export_joined(models, Wish(written / "joined.onnx", "onnx"), Namespace(proof=True, with_preprocessing=False))
 
 
 def found(result):
@@ -366,8 +370,10 @@ def files_of(folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", FILES)
-def test_damaged_files_of_ours(written, tmp_path, name):
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * x.startswith("joined")) for x in FILES])
+def test_damaged_files_of_ours(written, tmp_path, name, request):
+    if name.startswith("joined"):
+        request.getfixturevalue("joined")
     if name.endswith("OpenVINO"):
         pytest.importorskip("openvino")
     file, folder = FILES[name], tmp_path / "copy"

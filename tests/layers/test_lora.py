@@ -81,22 +81,6 @@ def test_checkpoints_with_updates(tmp_path):
         convert(merged, "vitdense", merge=True)
 
 
-@pytest.mark.parametrize(
-    ("finetune", "message"),
-    [
-        ({"type": "lora", "rank": 0}, "rank=0"),
-        ({"type": "lora", "targets": ("query",)}, "'query'; expected some of: qkv, proj, fc1, fc2"),
-        ({"type": "attention", "rank": 4}, "expected None"),
-        ({"type": "lora", "r": 4}, "with any of rank, alpha, targets"),
-        ({"rank": 4}, "expected None"),
-        ("Lora", "expected None"),
-    ],
-)
-def test_wrong_options(finetune, message):
-    with pytest.raises(ValueError, match=message):
-        swin(finetune=finetune)
-
-
 def test_no_layer_to_update():
     with pytest.raises(ValueError, match="none, there is no linear layer"):
         add_lora(nn.Sequential(nn.Linear(2, 2)).named_modules(), LoRA())

@@ -3,9 +3,11 @@
 import copy
 import logging
 import pickle
+from functools import cache
 
 import pytest
 import torch
+from test_contract import BACKBONES
 from torch import nn
 
 from vitdense import MViT, Swin, SwinV2, ViT
@@ -17,6 +19,7 @@ from vitdense.families import FOLDERS, arguments, backbone_class
 from vitdense.hub import create
 
 ARCH = {"embed_dims": 8, "depths": (1, 2), "num_heads": (1, 2)}
+created = cache(create)
 
 
 def load_as_mmengine(model, state):
@@ -203,7 +206,7 @@ def test_batch_norms_without_parameters_train():
 )
 def test_what_is_no_batch_of_images_is_refused(name, x):
     with pytest.raises(ValueError, match=r"image: got .*, expected torch.float32 \[B, 3, H, W\]"):
-        create(name)(x)
+        created(name)(x)
 
 
 WRONG = {  # by argument: what no constructor takes
@@ -227,9 +230,8 @@ WRONG = {  # by argument: what no constructor takes
 def test_a_wrong_value_of_an_argument_is_refused_by_its_name(kind):
     kind = backbone_class(kind)
     known = arguments(kind)
-    first = {"arch": next(iter(getattr(kind, "archs", [known.get("arch")])))}
-    first = {"arch": "test_vit"} if kind.__name__ == "TimmTrunk" else first
-    options = {"trunk": {"arch": "deit_tiny"}} if "trunk" in known else first
+    small = next((row.arch for row in BACKBONES.values() if row.kind is kind), "test_vit")  # the last is timm's
+    options = {"trunk": {"arch": BACKBONES["vit"].arch}} if "trunk" in known else {"arch": small}
     options |= {"absolute_position": True} if known.get("absolute_position") is False else {}
     for name in WRONG.keys() & known.keys():
         for value in WRONG[name]:

@@ -39,23 +39,24 @@ class Programs:
 
 
 @every_but_slow("vit")
+@pytest.mark.parametrize("sizes", [SIZES[:4], pytest.param(SIZES[4:], marks=pytest.mark.slow)], ids=["some", "one"])
 @pytest.mark.long
-def test_forward_and_backward(make):
+def test_forward_and_backward(make, sizes):
     model, programs = with_fixed_statistics(with_random_norms(make.shallow()())), Programs()
     compiled = torch.compile(model, backend=programs, fullgraph=True, dynamic=True)
-    for batch, *size in SIZES:
+    for batch, *size in sizes:
         image = torch.randn(batch, 3, *size)
         outs, grads = outputs_and_gradients(model, model, image)
         got_outs, got_grads = outputs_and_gradients(compiled, model, image)
         assert largest_error(got_outs, outs) < 1e-5, size
         assert relative_error(got_grads, grads) < 1e-4, size
-    assert programs.count <= MOST_PROGRAMS
+    assert programs.count == 1
 
 
 @pytest.mark.slow
 def test_forward_and_backward_of_low_rank_updates():
     row = BACKBONES["vit"]
-    test_forward_and_backward(replace(row, options={**row.options, "finetune": "lora"}))
+    test_forward_and_backward(replace(row, options={**row.options, "finetune": "lora"}), SIZES[:4])
 
 
 @every_but_slow("resnet")

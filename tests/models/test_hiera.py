@@ -11,7 +11,6 @@ from vitdense import Hiera
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.errors import OptionError
 from vitdense.models.hiera.model import WindowPosition
 from vitdense.models.hiera.sizes import HIERA, HieraArch
 
@@ -164,12 +163,3 @@ def test_the_trunk_of_a_whole_sam_2_file_is_loaded():
     del file["model"]["image_encoder.trunk.pos_embed_window"]  # without it the names are an MViT's
     with pytest.raises(CheckpointMismatchError, match=r"as one of hiera it lacks absolute_pos_embed.+window"):
         load_pretrained(again, file)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("window_sizes", (4, 3, 4, 3)), ("window_sizes", (4, 2, 4)), ("global_indices", (7,)), ("position_grid", 3)],
-)
-def test_sizes_that_do_not_fit_are_refused(name, value):
-    with pytest.raises(OptionError, match=name):
-        Hiera({**NANO, name: value})

@@ -303,22 +303,3 @@ def test_other_numbers_of_stages(depths, image):
     )
     outs = model.eval()(torch.randn(1, 3, 40, 56))
     assert [out.shape[1] for out in outs] == [8 * 2**i for i in range(len(depths))]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arch": "tiny"}, "got 'tiny', expected one of v2_tiny, .*, v2_huge, v1_base, v1_base_max or a dict of sizes"),
-        ({"arch": {"embed_dims": 16}}, "exactly embed_dims, depths, num_heads and, if wanted, growth, pool"),
-        ({"arch": {**NANO, "num_heads": 3}}, "num_heads is 3, expected a number that divides 8 channels"),
-        ({"arch": {**NANO, "num_heads": (1, 2, 4, 8)}}, r"num_heads is \(1, 2, 4, 8\), expected a number"),
-        ({"arch": {**NANO, "growth": "conv"}}, "growth: got 'conv', expected one of 'attention', 'mlp'"),
-        ({"arch": {**NANO, "pool": "avg"}}, "pool: got 'avg', expected one of 'conv', 'max'"),
-        ({"window": "swin"}, "window: got 'swin', expected one of 'hybrid', 'global', 'window'"),
-        ({"pretrain_img_size": 100}, r"pretrain_img_size: got \(100, 100\), expected multiples of 32"),
-        ({"arch": {**NANO, "depths": (1, 1)}, "pretrain_img_size": 24}, "expected multiples of 16"),
-    ],
-)
-def test_invalid_arguments_name_the_argument(options, message):
-    with pytest.raises(ValueError, match=message):
-        MViT(**{"arch": NANO, **options})

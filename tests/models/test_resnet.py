@@ -73,17 +73,3 @@ def test_norms_keep_their_statistics_where_they_should(norm_eval):
     training = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.training}
     assert any(name.startswith("layer2.") for name in training) is not norm_eval
     assert not any(name.startswith(("bn1", "layer1.")) for name in training)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"finetune": "attention"}, "finetune"),
-        ({"finetune": "mlp"}, "finetune"),
-        ({"arch": "resnet51"}, "resnet50"),
-        ({"arch": {"embed_dims": 16, "depths": (0, 1)}}, "depths"),
-    ],
-)
-def test_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        ResNet(**{"arch": NANO, **options})

@@ -96,23 +96,6 @@ def test_ablations_of_table_4():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arch": "huge"}, "tiny, small, base, large"),
-        ({"arch": {"embed_dims": 16, "depths": (2,)}}, "expected exactly embed_dims, depths, num_heads"),
-        (
-            {"arch": {"embed_dims": 16, "depths": (2,), "num_heads": (3,)}},
-            "num_heads is 3, expected a number that divides 16 channels",
-        ),
-        ({"arch": {"embed_dims": 16, "depths": (2, 2), "num_heads": (1,)}}, "same number of stages"),
-    ],
-)
-def test_invalid_arguments_name_the_argument(options, message):
-    with pytest.raises(ValueError, match=message):
-        Swin(**{"arch": NANO, **options})
-
-
-@pytest.mark.parametrize(
     ("name", "image", "window", "options"),
     [
         ("swin_tiny_patch4_window7_224", 224, 7, {}),

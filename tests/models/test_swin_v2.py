@@ -241,23 +241,3 @@ def test_pretraining_windows_per_stage():
 def test_windows_of_one_token_are_finite(window, pretrained):
     model = randomise(SwinV2(NANO, window_size=window, pretrained_window_sizes=pretrained))
     assert all(out.isfinite().all() for out in model(torch.randn(1, 3, 40, 56)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arch": "nano"}, "tiny, small, base, large, huge, giant"),
-        ({"arch": {"embed_dims": 16}}, "exactly embed_dims, depths, num_heads and, if wanted, extra_norm_every"),
-        ({"arch": {**NANO, "extra_norm": 6}}, "if wanted, extra_norm_every"),
-        ({"arch": {**NANO, "extra_norm_every": -1}}, "extra_norm_every is -1, expected a number of blocks or 0"),
-        ({"pretrained_window_sizes": -1}, r"pretrained_window_sizes\[0\]: got -1"),
-        ({"pretrained_window_sizes": (8, 8)}, r"pretrained_window_sizes: got \(8, 8\), expected None .* the 4 stages"),
-        ({"pretrained_window_sizes": "8888"}, "pretrained_window_sizes: got '8888'"),
-        ({"pretrained_window_sizes": 8.0}, "pretrained_window_sizes: got 8.0"),
-        ({"pretrained_window_sizes": (8, 8, 8, -8)}, r"pretrained_window_sizes\[3\]: got -8"),
-        ({"pretrained_window_sizes": (8, 8, 8, (8, 8, 8))}, r"pretrained_window_sizes\[3\]: got \(8, 8, 8\)"),
-    ],
-)
-def test_invalid_arguments_name_the_argument(options, message):
-    with pytest.raises(ValueError, match=message):
-        SwinV2(**{"arch": NANO, **options})

@@ -294,29 +294,3 @@ def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep():
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"out_norm": "last"}, "out_norm: got 'last', expected one of 'each', 'final', 'shared', 'none'"),
-        ({"out_norm": "final", "out_indices": (0, 1)}, "expected the last, 3"),
-        ({"global_indices": (4,), "window_size": 2}, r"global_indices: got \[4\], expected blocks from 0 to 3"),
-        ({"global_indices": (3,)}, "global_indices: it needs a window_size"),
-        ({"output_cls_token": True, "window_size": 2}, "output_cls_token: it needs global attention"),
-        ({"output_cls_token": True, "relative_position": True}, "output_cls_token: it needs global attention"),
-        ({"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
-        ({"finetune": "ffn"}, "finetune: got 'ffn', expected None .all., one of attention, mlp, lora"),
-    ],
-)
-def test_invalid_options_name_the_option(options, message):
-    with pytest.raises(ValueError, match=message):
-        ViT(**{"arch": NANO, **options})
-
-
-@pytest.mark.parametrize(
-    "arch", ["deit_huge", {**NANO, "num_heads": 5}, {**NANO, "depth": 0}, {**NANO, "patch_size": 0}, {"embed_dims": 32}]
-)
-def test_invalid_arch_is_refused(arch):
-    with pytest.raises(ValueError, match="arch: "):
-        ViT(arch)

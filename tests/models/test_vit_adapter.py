@@ -399,27 +399,6 @@ def test_trunk_may_be_a_module_and_is_not_changed(tmp_path, caplog):
     assert not caplog.records  # its weights are loaded
 
 
-@pytest.mark.parametrize(
-    ("trunk", "options", "match"),
-    [
-        ({**TRUNK, "type": "mmpretrain.VisionTransformer"}, {}, "trunk: got type"),
-        ({**TRUNK, "out_norm": "each"}, {}, "out_norm"),
-        ({**TRUNK, "out_indices": (0, 2)}, {}, "out_indices"),
-        ({**TRUNK, "output_cls_token": True}, {}, "output_cls_token"),
-        (TRUNK, {"deform_num_heads": 3}, "3 heads"),
-        (TRUNK, {"deform_num_heads": 32, "deform_ratio": 0.5}, "32 heads"),
-        (TRUNK, {"vit_feature": None}, "vit_feature"),
-        ({**TRUNK, "out_indices": (1, 3)}, {"vit_feature": "each"}, "vit_feature"),
-        ({**TRUNK, "window_padding": "qkv"}, {}, "window_padding"),
-        ({**TRUNK, "window_size": 2, "window_padding": "zeros"}, {}, "window_padding"),
-        ({**TRUNK, "window_size": [2, 2, 2, 2]}, {}, "window_size"),  # the authors' list by block
-    ],
-)
-def test_options_that_do_not_fit(trunk, options, match):
-    with pytest.raises(ValueError, match=match):
-        ViTAdapter(trunk, **ADAPTER | options)
-
-
 def test_image_channels_match_the_trunk():
     model = adapter({**TRUNK, "in_channels": 5}).eval()
     with torch.no_grad():

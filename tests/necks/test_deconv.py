@@ -93,25 +93,6 @@ def test_the_documented_costs_at_800x1280(design, millions, billions):
     assert round(cost / 1e9, 1) == billions
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"in_channels": [32, 32]}, "got .32, 32., None; expected numbers above 0, in_channels one, or four"),
-        ({"in_channels": [32, 32, 32, 64]}, "one, or four that are the same"),
-        ({"in_channels": 0}, "got 0, None; expected numbers above 0"),
-        ({"in_channels": [32.0] * 4}, "expected numbers above 0"),
-        ({"in_channels": 32, "out_channels": 0}, "got 32, 0; expected numbers above 0"),
-        ({"in_channels": 30}, "multiple of 4"),
-        ({"in_channels": 32, "design": "fpn"}, "design: got 'fpn', expected one of 'vitdet', 'beit', 'light'"),
-        ({"in_channels": 32, "num_outs": 5}, "num_outs: got 5, expected 4, or more together with out_channels"),
-        ({"in_channels": 32, "num_outs": 3}, "num_outs: got 3"),
-    ],
-)
-def test_invalid_options_name_the_option(options, message):
-    with pytest.raises(ValueError, match=message):
-        DeconvPyramid(**options)
-
-
 def test_invalid_maps_are_refused():
     neck, x = DeconvPyramid(32), torch.randn(1, 32, 2, 2)
     with pytest.raises(ValueError, match="got 4 maps, expected 1"):

@@ -1,4 +1,6 @@
-"""The backbones of research in the contract of all backbones."""
+"""The backbones of research in the contract of all backbones, and options that they cannot have."""
+
+from functools import partial
 
 from contract_rows import DEEP, GRID, HALF_STREAM, NANO, RESNET, STAGES, VIT, Precision, Row, with_random_batch_norms
 from torch import nn
@@ -18,6 +20,9 @@ from vitdense import (
     StemViT,
     SwinMixer,
 )
+from vitdense.research.htcpp.global_block import GlobalBlock
+from vitdense.research.nat.local import LocalAttention
+from vitdense.research.non_local.attention import NonLocal
 
 
 def with_drawn_gates(model):
@@ -108,3 +113,58 @@ PRECISION = {
         (64, 64),
     ),
 }
+CAIT, SMALL_MIXER = {**VIT, "depth": 3, "layer_scale": 0.5}, {"embed_dims": 16, "depth": 4}
+SMALL = {"embed_dims": 16, "depths": (1,), "num_heads": (1,)}
+SHORT = {"embed_dims": 8, "depths": (2, 2), "num_heads": (2, 4)}
+local = partial(LocalAttention, dim=8, kernel=3)
+non_local = partial(NonLocalResNet, {"embed_dims": 16, "depths": (1, 2, 3, 1)})
+REFUSED = [  # see models/test_refused.py
+    (partial(CaiT, CAIT), {"relative_position": True}, "relative_position, rope: "),
+    (CaiT, {"arch": {**CAIT, "rope": "dinov3"}}, "relative_position, rope: "),
+    (partial(CaiT, CAIT), {"output_cls_token": True}, r"out_indices \(0, 1, 2\), expected \(2,\)"),
+    (CaiT, {"arch": {**CAIT, "distilled": True}}, "arch: distilled and registers need a class_token"),
+    (GlobalBlock, {"in_channels": (64, 100), "num_heads": 3}, "num_heads"),
+    (partial(HybridViT, VIT), {"stem": "r101"}, "stem: got 'r101'"),
+    (local, {"num_heads": 2, "kernel": 4}, "kernel: got 4"),
+    (local, {"num_heads": 2, "kernel": 7.0}, "kernel: got 7.0"),
+    (local, {"num_heads": 2, "border": "wrap"}, "border: got 'wrap'"),
+    (local, {"num_heads": 2, "position": "absolute"}, "position: got 'absolute'"),
+    (local, {"num_heads": 3}, "num_heads: got 3"),
+    (local, {"num_heads": 8, "position": "query"}, "num_heads: got 8"),
+    (partial(Mixer, SMALL_MIXER), {"transfer": "crop"}, "transfer: got 'crop', expected one of 'windows', 'resize'"),
+    (partial(Mixer, SMALL_MIXER), {"pretrain_img_size": 100}, "pretrain_img_size: got 100x100, .* patches of 16"),
+    (Mixer, {"arch": {**SMALL_MIXER, "block": "ffn"}}, "block: got 'ffn', expected one of 'mixer', 'resmlp', 'gmlp'"),
+    (Mixer, {"arch": {**SMALL_MIXER, "block": "resmlp"}}, "layer_scale is None, block 'resmlp'"),
+    (Mixer, {"arch": {**SMALL_MIXER, "layer_scale": 0.1}}, "layer_scale is 0.1, block 'mixer'"),
+    (Mixer, {"arch": {**SMALL_MIXER, "depth": 0}}, "depth is 0"),
+    (Mixer, {"arch": "mixer_base"}, "did you mean arch='mixer_base_"),
+    (partial(NAT, {**SMALL, "mlp_ratio": 3.0}), {"kernel_size": 6}, "kernel: got 6"),
+    (NAT, {"arch": "large"}, "arch: got 'large'"),
+    (NAT, {"arch": SMALL}, "mlp_ratio"),
+    (partial(NonLocal, 16), {"pool": "max"}, "pool"),
+    (partial(NonLocal, 16), {"reduction": 3}, "reduction"),
+    (partial(NonLocal, 16), {"value_reduction": 4}, "value_reduction"),
+    (non_local, {"attention": {"kind": "non_local", "after": ((2, 0),)}}, "attention.kind"),
+    (non_local, {"attention": {"after": ((2, 0),)}}, "attention.kind"),
+    (non_local, {"attention": {}}, "attention.kind"),
+    (non_local, {"attention": {"kind": "nonlocal"}}, "attention.after"),
+    (non_local, {"attention": {"kind": "nonlocal", "after": ((2, 3),)}}, "attention.after"),
+    (non_local, {"attention": {"kind": "nonlocal", "after": ((2, 1), [2, 1])}}, "attention.after"),
+    (non_local, {"attention": {"kind": "nonlocal", "after": (2, 1)}}, "attention.after"),
+    (non_local, {"attention": {"kind": "nonlocal", "after": ((2, 1),), "pool": "max"}}, "pool"),
+    (non_local, {"attention": {"kind": "nonlocal", "after": ((2, 1),), "heads": 8}}, "heads", TypeError),
+    (partial(PositionViT, VIT), {"position": "sine"}, "position: got 'sine', expected one of '2d', 'none'"),
+    (SASA, {"arch": {**RESNET, "local_stages": (4,)}}, "local_stages"),
+    (SASA, {"arch": {**RESNET, "local_stages": (0,), "bottleneck": False}}, "bottleneck"),
+    (SwinMixer, {"arch": "tiny"}, "did you mean arch='tiny_d"),
+    (SwinMixer, {"arch": {**SHORT, "num_heads": (3, 4)}}, "num_heads is 3, .* divides 8 channels"),
+    (partial(StemViT, VIT), {"stem": "mlp"}, "stem: got 'mlp', expected one of"),
+    (partial(StemViT, VIT), {"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels"),
+    (StemViT, {"stem": "conv", "arch": {**VIT, "embed_dims": 36}}, "stem: got patches of 16 and 36 channels"),
+    (partial(ParallelViT, VIT), {"parallel": 5}, "parallel: got 5"),
+    (partial(ParallelViT, VIT), {"parallel": 1}, "parallel: got 1"),
+    (partial(PositionSwin, NANO), {"relative_bias": False}, "relative_bias"),
+    (partial(SlidingSwin, NANO), {"window_size": (7, 5)}, "window_size"),
+    (partial(SlidingSwin, NANO), {"shift": True}, "shift", TypeError),
+    (partial(PerformerSwin, NANO), {"relative_bias": True}, "relative_bias", TypeError),
+]

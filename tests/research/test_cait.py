@@ -173,17 +173,3 @@ def test_parameters_and_initial_layer_scale_are_timms(name):
         assert num_params(ours) == num_params(timm.create_model(name, num_classes=0))
     first = timm.create_model(name, num_classes=0, depth=1).blocks[0]
     assert torch.equal(first.gamma_1, torch.full((ours.arch.embed_dims,), ours.arch.layer_scale))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"relative_position": True}, "relative_position, rope: attention with talking heads has neither"),
-        ({"arch": {**NANO, "rope": "dinov3"}}, "relative_position, rope: attention with talking heads has neither"),
-        ({"output_cls_token": True}, r"out_indices \(0, 1, 2\), expected \(2,\)"),
-        ({"arch": {**NANO, "distilled": True}}, "arch: distilled and registers need a class_token"),
-    ],
-)
-def test_invalid_options_name_the_option(options, message):
-    with pytest.raises(ValueError, match=message):
-        CaiT(**{"arch": NANO, **options})

@@ -36,8 +36,3 @@ def test_drop_path_drops_whole_branches_in_training():
     x = torch.randn(1, 8, 3, 3)
     assert torch.equal(block((x,))[0], x)
     assert not torch.equal(block.eval()((x,))[0], x)
-
-
-def test_heads_must_divide_the_channels():
-    with pytest.raises(ValueError, match="num_heads"):
-        GlobalBlock((64, 100), num_heads=3)

@@ -34,8 +34,3 @@ def test_branches_of_a_new_resnet_are_zero():
     norms = [block.norm3.weight for stage in stages for block in stage.blocks]
     assert len(norms) == 8
     assert not any(weight.any() for weight in norms)
-
-
-def test_an_unknown_stem_is_refused():
-    with pytest.raises(ValueError, match="stem: got 'r101'"):
-        HybridViT(NANO, stem="r101")

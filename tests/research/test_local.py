@@ -187,22 +187,6 @@ def test_module_with_a_table_and_without_positions(border):
     torch.testing.assert_close(none(x), definition(q, k, v, 3, border, None, 0.5), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"kernel": 4}, "kernel: got 4"),
-        ({"kernel": 7.0}, "kernel: got 7.0"),
-        ({"border": "wrap"}, "border: got 'wrap'"),
-        ({"position": "absolute"}, "position: got 'absolute'"),
-        ({"num_heads": 3}, "num_heads: got 3"),
-        ({"num_heads": 8, "position": "query"}, "num_heads: got 8"),
-    ],
-)
-def test_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        LocalAttention(**{"dim": 8, "num_heads": 2, "kernel": 3, **options})
-
-
 @pytest.mark.parametrize("length", [5, 6, 11])
 def test_too_few_offsets_are_refused(length):
     q, table = torch.randn(1, 4, 4, HEADS, DIM), torch.randn(HEADS, length, length)

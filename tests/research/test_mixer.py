@@ -210,20 +210,3 @@ def test_drop_path_grows_to_the_last_block():
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"transfer": "crop"}, "transfer: got 'crop', expected one of 'windows', 'resize'"),
-        ({"pretrain_img_size": 100}, "pretrain_img_size: got 100x100, expected whole patches of 16"),
-        ({"arch": {**NANO, "block": "ffn"}}, "block: got 'ffn', expected one of 'mixer', 'resmlp', 'gmlp'"),
-        ({"arch": {**NANO, "block": "resmlp"}}, "layer_scale is None, block 'resmlp'"),
-        ({"arch": {**NANO, "layer_scale": 0.1}}, "layer_scale is 0.1, block 'mixer'"),
-        ({"arch": {**NANO, "depth": 0}}, "depth is 0"),
-        ({"arch": "mixer_base"}, "did you mean arch='mixer_base_"),
-    ],
-)
-def test_invalid_options_name_the_option(options, message):
-    with pytest.raises(ValueError, match=message):
-        Mixer(**{"arch": NANO, **options})

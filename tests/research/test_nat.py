@@ -212,16 +212,3 @@ def test_tables_have_no_weight_decay(repo):
         for key, parameter in model.named_parameters():
             is_free = re.search(r"relative_position_bias_table|norm", key) is not None
             assert (decay[id(parameter)] == 0) == is_free, key
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"kernel_size": 6}, "kernel: got 6"),
-        ({"arch": "large"}, "arch: got 'large'"),
-        ({"arch": {"embed_dims": 16, "depths": (1,), "num_heads": (1,)}}, "mlp_ratio"),
-    ],
-)
-def test_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        NAT(**{"arch": ARCH, **options})

@@ -160,15 +160,6 @@ def test_multiply_adds_of_an_image_of_800x1344(dim, size, pool, gmacs):
     assert macs(lambda: block(x))[1] / 1e9 == pytest.approx(gmacs, abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"pool": "max"}, "pool"), ({"reduction": 3}, "reduction"), ({"value_reduction": 4}, "value_reduction")],
-)
-def test_refused(options, named):
-    with pytest.raises(ValueError, match=named):
-        NonLocal(16, **options)
-
-
 # As a plugin layer of mm's ResNets
 
 

@@ -103,26 +103,6 @@ def test_every_parameter_is_in_one_layer_and_attention_with_its_block():
     assert {id(p) for p in model.layer3.attn.parameters()} < layers[1 + 1 + 2 + 1]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "named"),
-    [
-        ({"attention": {"kind": "non_local", "after": ((2, 0),)}}, ValueError, "attention.kind"),
-        ({"attention": {"after": ((2, 0),)}}, ValueError, "attention.kind"),
-        ({"attention": {}}, ValueError, "attention.kind"),
-        ({"attention": {"kind": "nonlocal"}}, ValueError, "attention.after"),
-        ({"attention": {"kind": "nonlocal", "after": ((2, 3),)}}, ValueError, "attention.after"),
-        ({"attention": {"kind": "nonlocal", "after": ((2, 1), [2, 1])}}, ValueError, "attention.after"),
-        ({"attention": {"kind": "nonlocal", "after": (2, 1)}}, ValueError, "attention.after"),
-        ({"attention": {**ONE, "pool": "max"}}, ValueError, "pool"),
-        ({"attention": {**ONE, "heads": 8}}, TypeError, "heads"),
-        ({"finetune": "attention"}, ValueError, "finetune"),
-    ],
-)
-def test_refused(options, error, named):
-    with pytest.raises(error, match=named):
-        NonLocalResNet(**{"arch": NANO, **options})
-
-
 def test_the_callers_dict_is_not_changed():
     attention = {**ONE, "pool": "after"}
     NonLocalResNet(NANO, attention=attention)

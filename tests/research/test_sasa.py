@@ -108,12 +108,3 @@ def test_attention_runs_before_the_stride_is_taken():
     ours = {key: value.shape for key, value in model.state_dict().items() if ".attn." not in key}
     missing = {f"layer2.{i}.conv2.weight" for i in (0, 1)} | {"layer4.0.conv2.weight"}
     assert ours == {key: shape for key, shape in plain.items() if key not in missing}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "named"),
-    [({"local_stages": (4,)}, "local_stages"), ({"local_stages": (0,), "bottleneck": False}, "bottleneck")],
-)
-def test_refused_sizes_of_stand_alone_self_attention(sizes, named):
-    with pytest.raises(ValueError, match=named):
-        SASA({**NANO, **sizes})

@@ -85,18 +85,3 @@ def test_parameters_differ_from_swin_only_in_the_attention():
     features = set(PerformerSwin(NANO).state_dict())
     assert all(".attn.features" in key for key in features - plain)
     assert all(".attn.bias." in key for key in plain - features)
-
-
-@pytest.mark.parametrize(
-    ("make", "options", "error"),
-    [
-        (PositionSwin, {"relative_bias": False}, ValueError),
-        (SlidingSwin, {"window_size": (7, 5)}, ValueError),
-        (SlidingSwin, {"shift": True}, TypeError),
-        (PerformerSwin, {"relative_bias": True}, TypeError),
-        (Swin, {"attention": "sliding"}, TypeError),
-    ],
-)
-def test_options_that_an_ablation_cannot_have(make, options, error):
-    with pytest.raises(error, match=next(iter(options))):
-        make(NANO, **options)

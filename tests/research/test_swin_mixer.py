@@ -216,15 +216,3 @@ def test_windows_that_are_not_square_keep_our_names():
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"arch": "tiny"}, "did you mean arch='tiny_d"),
-        ({"arch": {**NANO, "num_heads": (3, 4)}}, "num_heads is 3, expected a number that divides 8 channels"),
-    ],
-)
-def test_invalid_arguments_name_the_argument(options, message):
-    with pytest.raises(ValueError, match=message):
-        SwinMixer(**{"arch": NANO, "out_indices": (0, 1), **options})

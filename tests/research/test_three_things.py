@@ -198,18 +198,3 @@ def test_the_frozen_hmlp_stem_keeps_its_statistics():
         before = model.patch_embed.proj[1].running_mean.clone()
         model(x)
         assert torch.equal(before, model.patch_embed.proj[1].running_mean) is not moves
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        (StemViT, {"stem": "mlp"}, "stem: got 'mlp', expected one of"),
-        (StemViT, {"stem": "conv", "patch_size": 8}, "stem: got patches of 8 and 32 channels"),
-        (StemViT, {"stem": "conv", "arch": {**NANO, "embed_dims": 36}}, "stem: got patches of 16 and 36 channels"),
-        (ParallelViT, {"parallel": 5}, "parallel: got 5"),
-        (ParallelViT, {"parallel": 1}, "parallel: got 1"),
-    ],
-)
-def test_invalid_options_name_the_option(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        kind(**{"arch": NANO, **options})

@@ -61,8 +61,3 @@ def test_2d_positions_are_resized_along_their_axes_and_others_are_refused():
     ):
         with pytest.raises(CheckpointMismatchError, match=message):
             load_pretrained(other, source.state_dict())
-
-
-def test_an_unknown_position_is_refused():
-    with pytest.raises(ValueError, match="position: got 'sine', expected one of '2d', 'none'"):
-        PositionViT(NANO, position="sine")

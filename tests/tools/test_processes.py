@@ -1,15 +1,17 @@
 """Several processes: the tools as torchrun starts them, on CPUs."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from commands import run_command
-from conftest import REPO, made_once
+from conftest import REPO, made_once, run_ranks
 from test_tools import OF_DETECTORS, OF_SEGMENTORS, SHRINK, environment, tool
 
 from vitdense.mm.checkpoints import read_checkpoint
@@ -25,6 +27,24 @@ def torchrun(name, *args, status=0, processes=2):
     )
     assert bool(done.returncode) == bool(status), done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def _command(rank, folder, port, words):
+    """What one of two processes does that torchrun would start."""
+    variables = {"WORLD_SIZE": 2, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    torch.set_num_threads(1)
+    status, printed = run_command(words[rank])
+    Path(folder, f"{rank}.txt").write_text(f"{status}\n{printed}")
+    os._exit(0)  # destroying the group can wait for ever on the CPU
+
+
+def commands_in_two(folder, port, *words):
+    """Status and output of a command, in both processes, which have the packages already; or of one for each."""
+    words = [[str(word) for word in each] for each in (words * 2)[:2]]
+    run_ranks(_command, str(folder), port, words)
+    found = [Path(folder, f"{rank}.txt").read_text().partition("\n") for rank in (0, 1)]
+    return [(int(status), printed) for status, _, printed in found]
 
 
 def train_in_two(folder):
@@ -51,7 +71,8 @@ def config(trained):
 
 
 def test_two_processes_evaluate_as_one(config, trained, tmp_path):
-    torchrun("test", trained, "--launcher", "pytorch", "--out", tmp_path / "two.json")
+    done = commands_in_two(tmp_path, 29541, ["test", trained, "--launcher", "pytorch", "--out", tmp_path / "two.json"])
+    assert [status for status, _ in done] == [0, 0], done
     status, printed = run_command(["test", str(trained), "--out", str(tmp_path / "one.json")])
     assert status == 0, printed
     scores = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
@@ -92,28 +113,17 @@ def losses(work_dir):
 def test_two_processes_share_images_out(config, trained, tmp_path):
     images = sorted((config.parent / "shapes/val").glob("*.jpg"))
     assert len(images) == 4
-    torchrun("predict", trained, *images, "--out-dir", tmp_path)
+    done = commands_in_two(tmp_path, 29543, ["predict", trained, *images, "--out-dir", tmp_path])
+    assert [status for status, _ in done] == [0, 0], done
     assert sorted(path.stem for path in (tmp_path / "labels").iterdir()) == [image.stem for image in images]
 
 
 def test_processes_with_other_checkpoints_do_not_start(config, trained, tmp_path):
     """As on machines without a shared disk: one has a checkpoint, the other none."""
     (tmp_path / "other").mkdir()
-    variables = environment() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-    runs = [
-        subprocess.Popen(
-            [sys.executable, "tools/train.py", config, "--work-dir", work_dir, "--resume"],
-            cwd=REPO,
-            env=variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank, work_dir in enumerate((trained, tmp_path / "other"))
-    ]
-    for rank, run in enumerate(runs):
-        printed = run.communicate(timeout=300)[0]
-        assert run.returncode == 2, printed
+    words = [["train", config, "--work-dir", folder, "--resume"] for folder in (trained, tmp_path / "other")]
+    for rank, (status, printed) in enumerate(commands_in_two(tmp_path, 29517, *words)):
+        assert status == 2, printed
         last = printed.strip().splitlines()[-1]
         assert f"do not agree on the checkpoint, so this one, {rank}, stops" in last
         assert "process 0: iter_6.pth (SHA-256" in last

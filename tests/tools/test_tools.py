@@ -290,6 +290,7 @@ def trained_segmentor(segmentor) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_wandb_has_losses_metrics_and_pictures(trained_segmentor):
     pytest.importorskip("wandb")
     (folder,) = trained_segmentor.glob("*/vis_data/wandb/offline-run-*")

@@ -21,7 +21,8 @@ from vitdense.results import draw
 from vitdense.results.result import Result
 from vitdense.runtime import BOUNDS, Output, Program, compare_results
 
-OPTIONS = {"model.bbox_head.num_queries": 12, "model.test_cfg.max_per_img": 9}
+OPTIONS = {"model.bbox_head.num_queries": 12, "model.bbox_head.num_layers": 1, "model.test_cfg.max_per_img": 9}
+OPTIONS |= {"model.backbone.arch.depth": 3, "model.backbone.out_indices": (0, 1, 2), "model.neck.num_blocks": 1}
 
 
 @pytest.fixture(scope="module")

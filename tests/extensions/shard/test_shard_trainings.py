@@ -8,7 +8,7 @@ from test_processes import config, same, torchrun, trained  # noqa: F401  two ar
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm.checkpoints import read_checkpoint
 
-pytestmark = [pytest.mark.long, pytest.mark.commands]
+pytestmark = [pytest.mark.slow, pytest.mark.commands]
 
 
 def test_shards_end_with_the_same_bits(config, trained, tmp_path):  # noqa: F811

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 def test_int8_is_calibrated_and_compared(folder):
     path = folder / "int8.onnx"
-    said = export(make(folder), str(folder / "random.pth"), Wish(path, "onnx", precision="int8"))
+    said = export(make(folder), str(folder / "random.pth"), Wish(path, "onnx", static=(128, 112), precision="int8"))
     assert "of the pixels" in said
     assert "onnxruntime: 0.00%" not in said  # it is another program
     model = onnx.load(path)
