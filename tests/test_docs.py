@@ -30,7 +30,7 @@ from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.schemes import NAMING
 from vitdense.families import MODELS, find_model
-from vitdense.mm.data.shapes import CLASSES as SHAPES
+from vitdense.mm.data.shapes import draw_image
 
 pytestmark = pytest.mark.docs
 
@@ -87,15 +87,8 @@ def test_every_block_is_of_a_kind_that_is_tested():
 # Python
 
 
-def weights(state, **others):
-    return lambda path: torch.save({"state_dict": state(), **others}, path)
-
-
-def of_demo():
-    from vitdense.mm.config.build import build_model
-    from vitdense.mm.config.load import load_config
-
-    return build_model(load_config(REPO / "configs/demo/cascade_swin_nano_shapes.py")).state_dict()
+def weights(state):
+    return lambda path: torch.save({"state_dict": state()}, path)
 
 
 BOX = {"image_id": 1, "category_id": 1, "bbox": [2, 2, 9, 9]}
@@ -107,11 +100,8 @@ FILES = {  # that blocks read
     "swin_with_positions.pth": weights(lambda: of_authors(vitdense.Swin("tiny", absolute_position=True))),
     "deit_tiny.pth": weights(lambda: of_authors(vitdense.ViT("deit_tiny"))),
     "swin_mlp_tiny_c24_patch4_window8_256.pth": weights(lambda: of_authors(vitdense.SwinMixer("tiny_d24"))),
-    "work_dirs/pets_swin": lambda path: work_folder(Path(path)),
-    "detector.pth": weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}}),
-    "photo.jpg": lambda path: Image.new("RGB", (160, 120)).save(path),
     "video.mp4": lambda path: video(path),
-    "predictions/shapes_nano/drawn/val/000001.jpg": lambda path: photo_in_folder(Path(path)),
+    "predictions/shapes_nano/drawn/val/000001.jpg": lambda path: photo(Path(path)),
     "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
     "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),
 }
@@ -119,15 +109,9 @@ FILES = {  # that blocks read
 SMALLER = {"export.md": {'create("swin_tiny"': 'create("deit_tiny"'}}
 
 
-def photo_in_folder(path):
-    path.parent.mkdir(parents=True)
-    Image.new("RGB", (160, 120)).save(path)
-
-
-def work_folder(path):
-    path.mkdir(parents=True)
-    weights(of_demo, meta={"dataset_meta": {"classes": SHAPES}})(path / "iter_1.pth")
-    (path / "pets_swin.py").write_text('_base_ = "vitdense::configs/demo/cascade_swin_nano_shapes.py"\n')
+def photo(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(draw_image(np.random.default_rng(0), size=(256, 256))[0]).save(path)
 
 
 def video(path):

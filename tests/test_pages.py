@@ -29,7 +29,7 @@ from vitdense.families import find_model
 from vitdense.mm import precision
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.query import leaf_datasets, nodes
+from vitdense.mm.config.query import nodes
 from vitdense.mm.data.shapes import CLASSES as SHAPES
 from vitdense.mm.data.shapes import draw_dataset
 
@@ -41,9 +41,12 @@ LIMITS = {
     **{"num_layers": 2, "num_queries": 20, "nms_pre": 100, "max_per_img": 20, "fc_out_channels": 64, "num": 64},
     **{"num_points": 256, "num_dn_queries": 10, "channels": 64},
 }
+# Widths of detectors from a feature pyramid on, which all follow.
+WIDTHS = ("in_channels", "out_channels", "feat_channels", "conv_out_channels")
 # In place of large recipes: the same model, small in every part.
-TWINS = {"cascade_swin_t_coco": "cascade_swin_nano_coco", "mask_rcnn_swin_t_coco": "cascade_swin_nano_coco"}
-PATHS = {path.stem: path for path in RECIPES}
+LARGE = ("cascade_swin_t_coco", "mask_rcnn_swin_t_coco", "cascade_nat_t_coco")
+TWINS = dict.fromkeys(LARGE, "cascade_swin_nano_coco")
+PATHS = {path.stem: path for path in RECIPES if path.stem != "shapes_nano"}  # which is small, and trained
 # Words of the pages, and what stands for them here.
 WORDS = {
     "/path/to/coco": "data/coco",
@@ -59,6 +62,10 @@ WORDS = {
     "--shape 512 512": "--shape 64 64",
     "--rounds 7": "--rounds 1",
     "--steps 60": "--steps 2",
+    "--amp": "--amp bfloat16",  # float16 needs a GPU
+    "--amp bfloat16 bfloat16": "--amp bfloat16",
+    "dinov2_base": "dinov2_small",
+    "predictions/shapes_nano/drawn/val": "photos",
     "photo.jpg": "photos/000001.jpg",
     # Twins find nothing that is worth its score.
     "--int8": "--int8 --unchecked",
@@ -70,6 +77,7 @@ NOT_RUN = {
     r"^git clone": "needs a network",
     r"^vitdense predict rfdetr_keypoints_coco": "downloads; tests/extensions/keypoints",
     r"^vitdense demo": "takes minutes; tests/mm/cli/test_demo.py",
+    r"^vitdense export work_dirs/streets_linear": "takes a minute; tests/mm/export/test_exported_files.py",
     r"^make ": "targets are the tests themselves, or the demo",
     r"^python -m pytest": "a test of its own",
     r"--predictions predictions.json": "of another project; tests/extensions/errors/test_errors.py",
@@ -108,7 +116,7 @@ def annotations(source, target, things, stuff=()):
 def small_data(tmp_path_factory):
     """A folder with the data that the pages name; images of training and validation are the same."""
     root = tmp_path_factory.mktemp("pages")
-    shapes = draw_dataset(root / "shapes", num_train=4, num_val=1, image_size=(72, 96))
+    shapes = draw_dataset(root / "shapes", num_train=2, num_val=1, image_size=(72, 96))
     images, instances = shapes / "train", shapes / "annotations/instances_train.json"
     panoptic, segments = shapes / "panoptic/panoptic_train.json", shapes / "panoptic/train"
 
@@ -169,6 +177,7 @@ def here(small_data, tmp_path, monkeypatch):
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr(draw_dataset, "__defaults__", (2, 2, (96, 96), 0, None, None))  # images, and their size
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)  # others emulate it, slowly
     monkeypatch.setattr(torch.Tensor, "erfinv_", lambda x: x)  # of normal draws, the slow part; uniform ones will do
     return tmp_path
@@ -205,16 +214,14 @@ def twin(here, weights_of):
         if path.exists() and path != Path(source):
             return path
         cfg = Config.fromfile(source)
+        limits = {**LIMITS, **dict.fromkeys(WIDTHS, 64)} if "roi_head" in cfg.model else LIMITS
         for node in nodes(cfg.model):
-            node.update({key: min(node[key], limit) for key, limit in LIMITS.items() if isinstance(node.get(key), int)})
+            node.update({key: min(node[key], limit) for key, limit in limits.items() if isinstance(node.get(key), int)})
             if checkpoint := (node.get("init_cfg") or {}).get("checkpoint"):
                 known = find_model(checkpoint)
                 assert known or "://" in checkpoint or checkpoint.startswith("work_dirs/"), checkpoint
                 node["init_cfg"] = {**node["init_cfg"], "checkpoint": weights_of(checkpoint)} if known else None
         for loader in filter(None, (cfg.get(f"{split}_dataloader") for split in ("train", "val", "test"))):
-            for dataset in leaf_datasets(loader.dataset):
-                if "Shapes" in dataset.type:
-                    dataset.update(data_root="drawn/", draw=dict(num_train=4, num_val=4, image_size=(96, 96)))
             loader.update(batch_size=min(loader.batch_size, 2), num_workers=0, persistent_workers=False)
         length = {"max_iters": 3} if "max_iters" in cfg.train_cfg else {"max_epochs": 1}
         packs = any("Pack" in str(step.get("type")) for step in nodes(cfg.get("val_dataloader")))
@@ -316,8 +323,10 @@ def prepare(words, here, twin, weights_of):
 
 
 def command_of(line):
-    """The words of a command after `vitdense`; for several processes the words of one, which stands for all: see
-    tests/tools/test_processes.py."""
+    """The words of a command after `vitdense`, as it is run here; for several processes the words of one, which stands
+    for all: see tests/tools/test_processes.py."""
+    for old, new in WORDS.items():
+        line = line.replace(old, new)
     words = shlex.split(line, comments=True)
     if "torchrun" in words:
         launch = torchrun_arguments(words[words.index("torchrun") + 1 :])
@@ -328,10 +337,7 @@ def command_of(line):
     return words[1:]
 
 
-def run_line(line, here, twin, weights_of):
-    for old, new in WORDS.items():
-        line = line.replace(old, new)
-    words = command_of(re.sub(r"--amp\b(?! bfloat16)", "--amp bfloat16", line))
+def run_words(words, here, twin, weights_of):
     prepare(words, here, twin, weights_of)
     if words[:1] == ["train"]:
         if "--resume" not in words:  # each line is a training of its own
@@ -347,15 +353,17 @@ def run_line(line, here, twin, weights_of):
 
 
 def run_once():
-    """Lines by page. What several pages have is run on the page with the most lines."""
-    seen, found = set(), {}
+    """Words of commands by page. What several pages have is run on the page with the most lines."""
+    seen, found = [], {}
     for page in sorted(PAGES, key=lambda page: -len([*commands(page)])):
-        found[page] = [line for line in filter(is_run, commands(page)) if line not in seen]
-        seen.update(found[page])
-    return {page: lines for page, lines in found.items() if lines}
+        for words in map(command_of, filter(is_run, commands(page))):
+            if words not in seen:
+                seen.append(words)
+                found.setdefault(page, []).append([*words])
+    return found
 
 
-LINES = run_once()
+RUN = run_once()
 
 
 # What takes a minute or more: benchmarks and exports.
@@ -363,11 +371,11 @@ SLOW = ["export.md", "performance.md"]
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in LINES]
+    "page", [pytest.param(page, id=page.name, marks=[pytest.mark.slow] * (page.name in SLOW)) for page in RUN]
 )
 def test_commands_run(page, here, twin, weights_of):
-    for line in LINES[page]:
-        run_line(line, here, twin, weights_of)
+    for words in RUN[page]:
+        run_words(words, here, twin, weights_of)
 
 
 @pytest.mark.parametrize("block", CONFIGS, ids=str)
