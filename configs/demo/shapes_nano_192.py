@@ -11,6 +11,6 @@ model = dict(backbone=backbone)
 settings = dict(max_iters=600, image_size=192)
 drawn = dict(data_root="data/demo/", draw=dict(num_train=800, num_val=100, image_size=(192, 192), seed=1))
 train_dataloader = dict(dataset=drawn)
-val_dataloader = dict(dataset=drawn)
-test_dataloader = val_dataloader
+test_dataloader = dict(dataset=drawn)
+val_cfg = val_dataloader = val_evaluator = None  # the demo tests what it trained
 custom_hooks = [dict(type="vitdense.ProgressHook")]

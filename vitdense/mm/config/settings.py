@@ -154,7 +154,7 @@ def set_image_size(cfg: Config) -> None:
     if fixed:
         raise ConfigError(f"settings.image_size: cannot change {', '.join(fixed)} of this config; set the sizes there")
     # If a segmentor's validation images keep their size, its training images do too, and only the crops scale.
-    resizes = any("scale" in step for step in nodes(cfg.get("val_dataloader")))
+    resizes = any("scale" in step for step in nodes(cfg.get("val_dataloader") or cfg.get("test_dataloader")))
     keys = SIZES if resizes else ("crop_size", "size", "stride")
     pipelines += nodes(cfg.get("tta_pipeline"))
     trained = {side for step in pipelines for key in keys for side in _sides(step.get(key))}
