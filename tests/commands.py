@@ -53,8 +53,6 @@ def environment() -> dict[str, str]:
 
 
 def start_tool(name: str, *args: object, limit: int = resource.RLIM_INFINITY) -> subprocess.Popen:
-    """Start a tool in a process of its own, which may write files up to a size."""
-
     def prepare() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it in the background

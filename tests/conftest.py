@@ -81,7 +81,6 @@ def repo() -> Path:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Real data and golden tensors next to the checkout; tests that need them skip without."""
     path = REPO.parent / "shared" / "data"
     if not path.is_dir():
         pytest.skip("no ../shared/data")
@@ -162,13 +161,11 @@ def attend_windows_by_hand(spec, size: tuple[int, int], qkv: torch.Tensor, logit
 
 
 def padded_to_windows(spec, x: torch.Tensor) -> torch.Tensor:
-    """A map ``[h, w, C]`` in float64, padded with zeros to whole windows."""
     (h, w), (wh, ww) = x.shape[:2], spec.window
     return torch.nn.functional.pad(x.double(), (0, 0, 0, -w % ww, 0, -h % wh))
 
 
 def brute_force_attention(attention, x, size):
-    """Shifted window attention of Swin, in float64; or of positions alone."""
     spec, table = attention.spec, attention.bias.relative_position_bias_table.double().flatten(0, 1)
     padded, (wh, ww) = padded_to_windows(spec, x[0]), spec.window
     if hasattr(attention, "v"):
@@ -208,7 +205,6 @@ def run_ranks(function: Callable, *args: object) -> None:
 
 
 def add_row(family: str, scheme: str, source: str, errors: Iterable[float], share: float, back: str) -> None:
-    """A row of the parity table: what was compared, its errors per output, the share of loaded values, the way back."""
     errors = ", ".join(f"{e:.1e}" for e in errors)
     PARITY_TABLE.append(f"{family:12} {scheme:12} {source:43} {errors:38} {100 * share:6.2f} %  {back}")
 

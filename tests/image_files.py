@@ -13,7 +13,6 @@ MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "16 bits", "RGB in 16 bits"
 
 
 def encoded(kind, mode, orientation=1):
-    """A file; None where the format has no such mode."""
     if "bits" in mode:
         channels = {"16 bits": DEEP[..., 0], "RGB in 16 bits": DEEP[..., :3], "RGBA in 16 bits": DEEP}[mode]
         return cv2.imencode(f".{kind.lower()}", channels)[1].tobytes() if kind in ("PNG", "TIFF") else None

@@ -355,7 +355,6 @@ class Tools:
         return Said(errors=[], warnings=warnings)
 
     def score(self) -> float:
-        """The metric of finding exactly what a training learns, 0 to 1."""
         cfg = self.config()
         metric = METRICS.build(as_list(cfg.test_evaluator)[0])
         dataset = DATASETS.build({**cfg.test_dataloader.dataset, "pipeline": [], "test_mode": True})

@@ -34,7 +34,6 @@ def build(detector):
 
 
 def view(image, scale=1, flip=None):
-    """A resized and flipped view as the pipeline makes it."""
     axes = {None: [], "horizontal": [2], "vertical": [1], "diagonal": [1, 2]}[flip]
     pixels = image.repeat_interleave(scale, 1).repeat_interleave(scale, 2).flip(axes)  # [3, H * scale, W * scale]
     meta = {"img_shape": tuple(pixels.shape[1:]), "ori_shape": tuple(image.shape[1:]), "flip": flip is not None}

@@ -22,7 +22,6 @@ def normal(name: str, *shape: int) -> Tensor:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> Tensor:
-    """A parameter of the authors' or transformers' model."""
     if name.endswith("num_batches_tracked"):
         return torch.tensor(0)
     x = normal(name, *shape)

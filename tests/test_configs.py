@@ -164,7 +164,6 @@ def test_configs_of_boxes_and_masks_differ_only_in_masks(name):
 
 
 def rates_and_decays(model, cfg):
-    """Learning rate and weight decay of every trained parameter, by name."""
     from mmengine.optim import build_optim_wrapper
 
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups

@@ -17,7 +17,6 @@ QUICK = ("test_import_layers.py", "test_main.py", "mm/config/test_passes.py", "m
 
 
 def copy_without(names, folder):
-    """A copy of the project without these extensions, and the environment in which it is imported."""
     folder.mkdir(exist_ok=True)
     for part in COPIED:
         if (REPO / part).is_dir():

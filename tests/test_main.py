@@ -36,8 +36,6 @@ def environment(monkeypatch):
 
 @pytest.fixture
 def report(environment, capsys):
-    """Runs the report: exit status, the rows of the table, the lines of help."""
-
     def run() -> tuple[int, str, str]:
         status = main.report()
         table, _, help_lines = capsys.readouterr().out.partition("\n\n")

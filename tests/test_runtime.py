@@ -265,7 +265,6 @@ def test_an_image_whose_resize_leaves_no_pixel():
 
 
 def with_point(**changes):
-    """A program of four objects, whose metadata have an operating point."""
     point = {"wish": "f1", "thresholds": {"a": 0.2, "b": 0.8}, "precision": 0.5, "recall": 0.2, **changes}
     outputs = {"boxes": np.zeros((4, 4), np.float32), "scores": np.float32([0.9, 0.7, 0.5, 0.1])}
     return program_of({**outputs, "labels": np.array([1, 1, 0, 0])}, mask_stride=None, operating_point=point)

@@ -13,7 +13,6 @@ from vitdense.files import read_text
 
 
 def text_calls(tree):
-    """Calls that open a text file: name, given arguments."""
     for call in ast.walk(tree):
         if not isinstance(call, ast.Call):
             continue

@@ -35,7 +35,6 @@ def vit(arch=(), **options):
 
 
 def state_of(make, extra=(), norms=False):
-    """A random checkpoint by our names: of a model, with or without its output norms, and further tensors by shape."""
     with torch.device("meta"):  # drawn below
         model = make()
     shapes = {key: x.shape for key, x in model.state_dict().items() if norms or not re.match(r"norm\d", key)}

@@ -107,7 +107,6 @@ def part(tensors, start):
 
 @torch.no_grad()
 def outputs_of(model, x, like):
-    """Maps of our model and of the authors', in pairs by the authors' names; only the tokens of the map."""
     h, w = (side // model.arch.patch_size for side in x.shape[2:])
     found = {}
     for kind, is_raw in (("norm", False), ("raw", True)):
@@ -128,7 +127,6 @@ def outputs_of(model, x, like):
 
 
 def golden_model(name, golden_file):
-    """Our model, the authors' state dict, and the tensors of a golden file."""
     config, tensors = golden_file(name)
     make, scheme = GOLDEN[name]
     state = part(tensors, "weight/")

@@ -107,7 +107,6 @@ def read_golden(path):
 
 @torch.no_grad()
 def outputs_of(model, x, like):
-    """Outputs of our model, each in the form of the authors' output at the same index in `like`."""
     outs = model(x)
     if not isinstance(model, ViT):
         return {i: outs[i] if want.ndim == 4 else outs[i].flatten(2).transpose(1, 2) for i, want in like.items()}

@@ -49,7 +49,6 @@ def tensors():
 
 
 def write(path, state=None):
-    """Write a checkpoint in the format of the file name; `tensors` by default."""
     state = tensors() if state is None else state
     arrays = {key: value.numpy() for key, value in state.items()}
     if path.suffix == ".safetensors":
@@ -106,8 +105,6 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Files by path on a local port; counts what was asked for."""
-
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files, self.headers, self.asked, self.status = {}, {}, [], 404
@@ -600,7 +597,6 @@ META = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
 
 
 def refused_by_hub(status, kind):
-    """The error that the hub's library raises for a host's answer."""
     from huggingface_hub import errors
 
     httpx = pytest.importorskip("httpx")

@@ -102,12 +102,10 @@ def test_unused_key_bias_is_written_as_zero():
 
 
 def names(pattern):
-    """The letters of the indices, and ``*`` for a tail."""
     return {name for name, *_ in pattern.indices} | {*"*"} & {*pattern.text}
 
 
 def examples(pattern):
-    """Keys with small indices, and a tail."""
     for number in range(2):
         yield pattern.fill({"*": "weight", **{name: number for name, *_ in pattern.indices}}.items())
 

@@ -175,7 +175,6 @@ def errors_at_another_size(make, ours, theirs, peer, state):
 
 
 def is_repeated(size):
-    """Whether another row has the same parts and other numbers."""
     return size in ("vit_base", "v2_small") or size.startswith("vit_small, R")
 
 
@@ -214,7 +213,6 @@ def test_features_equal_the_peer_and_conversion_round_trips(family, size, scheme
 
 
 def timm_entry(row):
-    """Name of timm's model with the architecture of a row."""
     if row.model.startswith("dinov2"):  # whose row has the authors' file
         size, *registers = row.model.split("_")[1:]
         return f"vit_{size}_patch14_{'reg4_' if registers else ''}dinov2"

@@ -19,8 +19,6 @@ HEADS, DIM = 3, 24
 
 
 class Block(nn.Module):
-    """A stem, then norm, attention in windows, sum, norm, layer and sum."""
-
     def __init__(self):
         super().__init__()
         self.stem, self.qkv, self.fc = nn.Conv2d(3, DIM, 4, 4), nn.Linear(DIM, 3 * DIM), nn.Linear(DIM, DIM)
@@ -39,8 +37,6 @@ class Block(nn.Module):
 
 
 class Normalised(Block):
-    """Queries and keys are normalised, as many tokens as channels of a head."""
-
     def __init__(self):
         super().__init__()
         self.of_q, self.of_k = nn.LayerNorm(DIM // HEADS), nn.LayerNorm(DIM // HEADS)
@@ -52,7 +48,6 @@ class Normalised(Block):
 
 
 def graph_of(model, path, dynamic=True, dtype=torch.float32):
-    """The graph of the file of a model in a dtype, which computes what the model does in float32."""
     model, image = model.eval(), torch.randn(2, 3, 40, 44)
     half = copy.deepcopy(model).to(dtype)
     save_onnx(export_program(half, image.to(dtype), dynamic), path)

@@ -59,7 +59,6 @@ PLACES = list(places(CONTENT))[1:]
 
 
 def changed(changes):
-    """The annotation file with other values, or without some (`...`), at some places."""
     content = copy.deepcopy(CONTENT)
     for path, value in changes:
         node = content

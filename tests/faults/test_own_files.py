@@ -63,7 +63,6 @@ def configured(folder):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A folder with a file of each kind: of a training of two steps, its export, and its kin."""
     folder = tmp_path_factory.mktemp("written")
     with contextlib.redirect_stdout(io.StringIO()):
         launch.train(configured(folder))
@@ -127,7 +126,6 @@ def point_of(folder):
 
 
 def maps_of(folder):
-    """The maps, computed again where none can be read."""
     store = MapStore(folder / "maps", "a" * 64, "float16")
     found = store.read("b" * 64) or store.pack(MAPS)
     return [x.tolist() for x in found.tensors], found.layouts
@@ -265,7 +263,6 @@ KINDS = {  # how the fields of a format are read and written
 
 
 def of_bytes(draw, content, other):
-    """A whole file, damaged: what was done, and its bytes or None."""
     at = draw.randrange(len(content))
     damages = {
         "absent": None,
@@ -307,7 +304,6 @@ def other_value(draw, value):
 
 
 def of_fields(draw, tree):
-    """One or two fields of a tree, damaged in place: what was done, and where."""
     node, path = tree, []
     while True:
         keys = [*node] if isinstance(node, dict) else [*range(len(node))]
@@ -334,7 +330,6 @@ def hang(*_):
 
 
 def outcome(file, folder):
-    """The answer or the error of ours, and what was printed."""
     forget()
     out = io.StringIO()
     signal.signal(signal.SIGALRM, hang)

@@ -41,7 +41,6 @@ def test_a_bias_of_any_shape_reaches_the_fused_kernel_of_a_cpu(bias_shape):
 
 @pytest.fixture
 def switches():
-    """torch's switches of attention on a GPU, put back after a test."""
     cuda = torch.backends.cuda
     before = cuda.flash_sdp_enabled(), cuda.cudnn_sdp_enabled()
     cuda.enable_flash_sdp(True), cuda.enable_cudnn_sdp(True)
@@ -171,7 +170,6 @@ FORMS = {"added": (False, 10**6), "added, row by row": (False, 0), "folded, trac
 
 
 def decomposed_inputs(kind, batch=3, heads=2):
-    """Queries, keys, values, the bias module and the grid of the keys, in float64."""
     queries, keys, dim = DECOMPOSED[kind]
     q = torch.randn(batch, *queries, heads, dim, dtype=torch.float64)
     k, v = (torch.randn(batch, keys[0] * keys[1], heads, dim, dtype=torch.float64) for _ in range(2))
@@ -183,7 +181,6 @@ def decomposed_inputs(kind, batch=3, heads=2):
 
 @torch.no_grad()
 def naive_decomposed(q, k, v, bias, keys):
-    """The sum of both terms, key by key, row-major."""
     along_h, along_w = bias(q, keys)
     sums = [along_h[..., key // keys[1]] + along_w[..., key % keys[1]] for key in range(k.shape[1])]
     total = torch.stack(sums, dim=-1).flatten(1, 2).transpose(1, 2)  # [B, heads, h*w, h'*w']

@@ -32,14 +32,6 @@ class Call:
         return self.call
 
 
-def test_pickle_with_code_is_refused(tmp_path, installed):
-    torch.save(
-        {"state_dict": {"weight": torch.ones(1)}, "x": Call(exec, "raise SystemExit('ran')")}, tmp_path / "bad.pth"
-    )
-    with pytest.raises(CheckpointMismatchError, match="exec"):
-        load_checkpoint(torch.nn.Linear(1, 1), str(tmp_path / "bad.pth"))
-
-
 def test_load_checkpoint_keeps_module_versions_and_map_location(tmp_path, installed):
     source, target = torch.nn.BatchNorm2d(2), torch.nn.BatchNorm2d(2)
     torch.nn.init.normal_(source.weight)

@@ -66,7 +66,6 @@ class Layers:
 
 
 def detector(name: str, tmp_path, build=build_model) -> nn.Module:
-    """A nano detector with random weights on the maps of its backbone; nothing is suppressed."""
     cfg = load_config(name, work_dir=str(tmp_path))
     for node in nodes([cfg.model.test_cfg]):
         if node.get("type") == "nms":

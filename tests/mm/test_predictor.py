@@ -29,7 +29,6 @@ FIELDS = ("boxes", "scores", "labels", "masks", "semantic")
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Work folders of random weights, which find something."""
     found = {}
     for task, recipe in RECIPES.items():
         cfg, folder = load_config(recipe), tmp_path_factory.mktemp(task)
@@ -200,7 +199,6 @@ def test_shapes_order_and_units(folders, photos):
 
 @pytest.fixture(scope="module")
 def panoptic(tmp_path_factory):
-    """A panoptic Mask2Former of random weights: five classes of things, three of stuff."""
     counts = {"num_things_classes": 5, "num_stuff_classes": 3}
     cfg, folder = load_config("mask2former_swin_nano_shapes"), tmp_path_factory.mktemp("panoptic")
     cfg.merge_from_dict({"model.panoptic_head": counts, "model.panoptic_fusion_head": counts})

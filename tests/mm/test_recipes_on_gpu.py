@@ -21,7 +21,6 @@ DRAWING = ("dino_swin_nano_shapes",)  # has no loss in evaluation mode
 
 
 def first_loss(cfg, device):
-    """The loss of the first batch of a recipe in evaluation mode, which draws nothing."""
     torch.manual_seed(0)
     model = build_model(cfg).to(device)
     model.eval()

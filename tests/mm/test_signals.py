@@ -73,7 +73,6 @@ def test_other_threads_do_not_handle_signals():
 
 @pytest.fixture
 def _started(monkeypatch):
-    """What torchrun tells process 1 of 2."""
     for variable in OF_TORCHRUN:
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

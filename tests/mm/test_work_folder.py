@@ -26,7 +26,6 @@ def save(path, iterations):
 
 
 def parts(folder):
-    """A checkpoint of two processes."""
     folder.mkdir()
     for name in ("shard-00001-model.safetensors", "shard-00002-model.safetensors"):
         save_file({"weight": torch.ones(4)}, folder / name)

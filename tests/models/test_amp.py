@@ -50,8 +50,6 @@ def test_forward_and_backward_are_near_float32(name, dtype):
 
 
 class MapCasts(TorchDispatchMode):
-    """Shapes and types of the maps that change their floating type."""
-
     def __init__(self):
         super().__init__()
         self.seen = []

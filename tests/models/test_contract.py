@@ -51,7 +51,6 @@ def with_fixed_statistics(model):
 
 
 def outputs_and_gradients(run, model, x):
-    """Maps of an image, and the gradients of all parameters as one vector; `run` is the model or a form of it."""
     outs = run(x)
     parameters = [p for p in model.parameters() if p.requires_grad]
     grads = torch.autograd.grad(sum(out.float().square().mean() for out in outs), parameters)
@@ -239,7 +238,6 @@ def draw_as_trained(model):
 
 
 def cast_stream(model):
-    """The residual stream in float32 before every block."""
     for name, module in model.named_modules():
         if re.search(r"(blocks|layer\d)\.\d+$|\.(injector|extractor|extra_extractors\.\d)$", name):
             module.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
@@ -247,7 +245,6 @@ def cast_stream(model):
 
 
 def ours_and_other(row):
-    """The maps of our model and of the other as functions of an image, and the size of the image."""
     if row.peer is None:
         arch = {"arch": row.arch} if row.arch else {}
         make = partial(row.kind, **arch, **{**row.options, "drop_path_rate": 0.0})

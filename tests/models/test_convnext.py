@@ -15,7 +15,6 @@ MM = {"conv": "depthwise_conv", "fc1": "pointwise_conv1", "fc2": "pointwise_conv
 
 
 def theirs(grn, names, prefix=""):
-    """A state dict as the authors' model and mm's backbone have it, in random values."""
     state, before = {}, 3
     for i, depth in enumerate(CONVNEXT["depths"]):
         dim, kernel, norm = 16 * 2**i, 4 if i == 0 else 2, 16 * 2 ** max(i - 1, 0)

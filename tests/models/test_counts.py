@@ -141,7 +141,6 @@ def test_constants_are_found_but_not_results():
 
 
 def compare(name, cost, pin):
-    """Fail where kernels or bytes rose; warn where they fell, with the new pin."""
     counts = (cost.kernels, cost.bytes)
     for kind, got, most in zip(("kernels", "bytes"), counts, pin):
         assert got <= most, f"{name}: {got:,} {kind}, {got - most:,} more than pinned"

@@ -38,8 +38,6 @@ CASES = {  # that are compared with one process
 
 
 class Heads(nn.Module):
-    """The smallest model of a dense task: a linear head on every map, and a loss."""
-
     def __init__(self, backbone):
         super().__init__()
         self.backbone = backbone
@@ -92,7 +90,6 @@ def _ddp_steps(rank: int, family: str, options: dict) -> None:
 
 
 def _ddp_worker(rank: int, rendezvous: str, families: tuple[str, ...], cases: tuple[str, ...]) -> None:
-    """All checks in one start of the processes."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     adapter().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP

@@ -15,7 +15,6 @@ TRUNK = {"arch": VIT, "pretrain_img_size": 64, "drop_path_rate": 0.0}
 
 
 def of_sizes(kind, arch):
-    """A row's options replace these sizes."""
     return lambda **options: kind(**{"arch": arch, **options})
 
 

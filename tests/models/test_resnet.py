@@ -19,7 +19,6 @@ def images(*size):
 
 
 def state_with_statistics(model):
-    """The state dict of a model after its norms were made unlike new ones."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.weight, 0.5, 0.2)

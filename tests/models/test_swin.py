@@ -14,7 +14,6 @@ NANO = {"embed_dims": 16, "depths": (2, 2, 4, 2), "num_heads": (1, 2, 4, 8)}
 
 
 def mmdet_twin(arch, **options):
-    """mmdet's Swin with random weights and ours filled from it through the production rename table."""
     swin = pytest.importorskip("mmdet.models.backbones").SwinTransformer
     sizes = SWIN[arch] if isinstance(arch, str) else SwinArch(**arch)
     theirs = swin(embed_dims=sizes.embed_dims, depths=sizes.depths, num_heads=sizes.num_heads)

@@ -26,7 +26,6 @@ every = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
 
 def random_model(make):
-    """In eval mode, with parameters that all have a say."""
     torch.manual_seed(0)
     model = make().eval()
     for parameter in model.parameters():

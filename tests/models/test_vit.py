@@ -33,7 +33,6 @@ def by_hand(norm, x, eps=1e-6):
 
 
 def biases_of(layer):
-    """Biases of queries, keys and values; keys may have none."""
     if not hasattr(layer, "qv_bias"):
         return layer.bias.chunk(3)
     q, v = layer.qv_bias.chunk(2)
@@ -70,7 +69,6 @@ def attention_by_hand(attention, x, size, window, turn):
 
 
 def mlp_by_hand(layer, y, eps):
-    """The exact GELU, or SwiGLU with a norm."""
     if hasattr(layer, "w12"):
         gate, value = (y @ layer.w12.weight.T + layer.w12.bias).chunk(2, -1)
         y = by_hand(layer.norm, gate / (1 + (-gate).exp()) * value, eps)

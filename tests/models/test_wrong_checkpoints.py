@@ -43,7 +43,6 @@ def drawn(model):
 
 
 def files(family, state, drops=(False, True)):
-    """The file in every scheme that has names for it, with and without output norms."""
     for to, drop in itertools.product(dict.fromkeys(row.name for row in NAMING[family].schemes), drops):
         try:
             yield convert(state, to, scheme="vitdense", family=family, windows=[4], drop_output_norms=drop)
@@ -57,7 +56,6 @@ def is_unchanged(model, before):
 
 
 def refuses(model, before, file, key, case):
-    """Assert that the error names the key, by the file's name or ours."""
     names = [key, *new_names([key], file.scheme.rules)] if find_rule(key, file.scheme.rules) else [key]
     state = {file.scheme.prefix + name: x for name, x in file.backbone.items()} | case
     with pytest.raises(CheckpointMismatchError) as error:

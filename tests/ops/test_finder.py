@@ -16,7 +16,6 @@ from vitdense.ops import BUILD_COMMAND, OpNotAvailableError, ops_in_use
 
 
 def python(code: str, *paths: Path) -> str:
-    """Output (both streams) of `code` in a fresh interpreter that finds `paths` first."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*paths, REPO)))}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -25,7 +24,6 @@ def python(code: str, *paths: Path) -> str:
 
 @pytest.fixture
 def fake_mmcv(tmp_path: Path) -> Path:
-    """A path with an empty package `mmcv`; the real mmcv takes seconds to import."""
     (tmp_path / "mmcv").mkdir()
     (tmp_path / "mmcv" / "__init__.py").touch()
     return tmp_path

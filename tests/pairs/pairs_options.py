@@ -55,7 +55,6 @@ BFLOAT16 = ["--amp", "bfloat16"] if cpu_has_bfloat16() else []
 
 
 def choice(*names):
-    """Values that steps read by themselves."""
     return dict.fromkeys(names, ())
 
 

@@ -147,7 +147,6 @@ class Shared:
 
     @cache  # noqa: B019
     def base(self, name):
-        """The config that configs of a recipe inherit."""
         if name != "retinanet":
             return str(REPO / f"configs/demo/{RECIPES[name].base}.py")
         path = str(self.folder / "swapped.py")
@@ -156,7 +155,6 @@ class Shared:
 
     @cache  # noqa: B019
     def trained(self, name):
-        """The work folder of a training with the first values of all options."""
         row = Row(FIRST | {"recipe": name}, self.folder / name, self)
         row.train()
         return row.work
@@ -182,7 +180,6 @@ class Row:
         return self.values[name]
 
     def given(self, command):
-        """Arguments of a command, and what the config file of this row has for it."""
         chosen = (option.values[self[option.name]] for option in OPTIONS if option.command == command)
         parts = [part for value in chosen for part in (value(self) if callable(value) else value)]
         file = {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
@@ -192,7 +189,6 @@ class Row:
         return [*flags, *(["--cfg-options", *options] if options else [])], file
 
     def run(self, name, *args, status=0):
-        """Run a command in the folder of the row; what was seen is kept under a name."""
         PairsProbe.latest, words = None, [*map(str, args)]
         os.chdir(self.folder)
         with watched() as seen:
@@ -248,7 +244,6 @@ class Row:
 
     @property
     def probe(self):
-        """The probe of the training, or of its rest after an interruption."""
         return self.seen["train"].probe
 
     @cached_property
@@ -261,7 +256,6 @@ class Row:
 
     @property
     def kept(self):
-        """A checkpoint of another training of the recipe."""
         return last_of(self.shared.trained(self["recipe"]))
 
     @property
@@ -270,7 +264,6 @@ class Row:
 
     @property
     def init_cfg(self):
-        """The `init_cfg` of a backbone that starts from its weights in the checkpoint."""
         path = self.shared.folder / f"{self['recipe']} backbone.pth"
         state = read_checkpoint(str(self.kept))["state_dict"]
         torch.save({key.removeprefix("backbone."): x for key, x in state.items() if key.startswith("backbone.")}, path)
@@ -279,7 +272,6 @@ class Row:
 
     @property
     def model(self):
-        """How commands name what was trained."""
         config = self.work / self.path.name
         return {"folder": [self.work], "config": [config, self.work], "file": [config, last_of(self.work)]}[
             self["named"]
@@ -298,7 +290,6 @@ class Row:
         return {path.name: Image.open(path) for path in sorted((self.shared.data / "val").iterdir())[:2]}
 
     def predict(self):
-        """Predict on photos, by the command or in Python."""
         folder, flags = self.folder / "photos", self.given("predict")[0]
         folder.mkdir()
         for name, image in self.photos.items():
@@ -341,7 +332,6 @@ class Row:
 
     @cached_property
     def program(self):
-        """The exported forms, in the words of the options."""
         if self.exported is None:
             return {}
         if self["export"] == "pt2":

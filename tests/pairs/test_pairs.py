@@ -85,7 +85,6 @@ def shared(tmp_path_factory) -> Shared:
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, shared):
-    """A row in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     return lambda values: Row(values, tmp_path, shared)
 

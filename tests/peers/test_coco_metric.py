@@ -50,7 +50,6 @@ ODD = {
 
 
 def mask_of(rng, box, height, width):
-    """A mask of a box: polygons, RLE or numbers of RLE."""
     x, y, w, h = box
     form, polygon = rng.integers(3), [x, y, x + w, y, x + w, y + h, x, y + h]
     if form == 0:

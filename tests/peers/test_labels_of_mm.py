@@ -86,7 +86,6 @@ REFUSED = ("gb2312", "unknown", "nan", "word", "nameless", "float_size", "png")
 
 @pytest.fixture(params=FILES)
 def files(request, tmp_path):
-    """The name of a file in a folder of Pascal VOC, and the options of a data set of it."""
     name, content = request.param, FILES[request.param]
     for folder in ("JPEGImages", "Annotations", "ImageSets/Main"):
         (tmp_path / folder).mkdir(parents=True)

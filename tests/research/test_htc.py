@@ -14,7 +14,6 @@ SIDE, WIDTH, CLASSES = 128, 8, 3
 
 
 def build(name, **changes):
-    """The RoI head of a config, narrow, in eval mode, with masks that differ from stage to stage."""
     cfg = load_config(name)
     init_default_scope("mmdet")
     part = cfg.model.roi_head

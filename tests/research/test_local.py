@@ -23,7 +23,6 @@ def attend_local(q, k, v, *args, **options):
 
 
 def inputs(batch, h, w, kernel, border, position, dtype=torch.float64, dim=DIM):
-    """Queries, keys and values, and positions as `attend_local` takes them."""
     q, k, v = (torch.randn(batch, h, w, HEADS, dim, dtype=dtype) for _ in range(3))
     length = num_offsets(kernel, border)
     tables = {
@@ -35,7 +34,6 @@ def inputs(batch, h, w, kernel, border, position, dtype=torch.float64, dim=DIM):
 
 
 def neighbours(i, size, kernel, border):
-    """Positions that position i of an axis attends to, also outside of it where they are zero."""
     start = i - kernel // 2
     if border == "clamp":
         start = max(min(start, size - kernel), 0)

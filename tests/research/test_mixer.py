@@ -42,7 +42,6 @@ def mlp_by_hand(mlp, x):
 
 
 def block_by_hand(block, x):
-    """A block of tokens ``[N, C]``: tokens are mixed first, then channels."""
     if type(block) is MixerBlock:
         y = by_hand(block.norm1, x, 1e-6)
         columns = [mlp_by_hand(block.mlp_tokens, y[:, c]) for c in range(x.shape[1])]

@@ -62,7 +62,6 @@ def official(arch, kernel=7, output_norms=False):
 
 
 def neighbourhood_attention(x, weight, bias, rpb, heads):
-    """Attention on a map ``[B, H, W, C]`` that copies all keys of every query."""
     kernel = (rpb.shape[-1] + 1) // 2
     b, h, w, c = x.shape
     x = F.pad(x, (0, 0, 0, max(kernel - w, 0), 0, max(kernel - h, 0)))  # padded keys are the bias of qkv
@@ -80,7 +79,6 @@ def neighbourhood_attention(x, weight, bias, rpb, heads):
 
 
 def definition(state, x, arch):
-    """Maps of the levels, and logits where there is a head."""
     state = {key: value.double() for key, value in state.items()}
 
     def norm(name, x):
@@ -136,7 +134,6 @@ def test_classifier_is_the_definition(arch, size):
 
 
 def share_of_output_norms(model):
-    """Share of the elements that no classifier has."""
     total = sum(value.numel() for value in model.state_dict().values())
     return sum(num_params(getattr(model, f"norm{i}")) for i in model.out_indices) / total
 

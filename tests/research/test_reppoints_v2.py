@@ -30,7 +30,6 @@ LOSSES = ("cls", "pts_init", "pts_refine", "heatmap", "offset", "sem")
 
 
 def make_head(**options):
-    """A narrow head as it is at the start of training."""
     sizes = {"feat_channels": WIDTH, "point_feat_channels": 32, "corner_dim": 32, "stacked_convs": 1}
     head = RepPointsV2Head(CLASSES, 16, **sizes | options, train_cfg=TRAIN, test_cfg=TEST)
     head.init_weights()
@@ -57,7 +56,6 @@ def some_truth():
 
 @pytest.fixture(scope="module")
 def golden(golden_file):
-    """The authors' head in ours: its tensors, the head, its outputs, and the images."""
     config, tensors = golden_file("reppoints_v2_head")
     made = config["constructor"]
     given = ("num_classes", "in_channels", "feat_channels", "point_feat_channels", "corner_dim", "stacked_convs")
@@ -81,7 +79,6 @@ def golden_truth(tensors, case=""):
 
 
 def golden_targets(golden, case=""):
-    """Targets of both images, and the number of points by level."""
     tensors, head, _, outs, metas = golden
     sizes, points, counts = head._points(outs[0])
     init = reppoints_v2._boxes(outs[1], points).detach()
@@ -392,7 +389,6 @@ def samples(truths):
 
 @pytest.fixture(scope="module")
 def detector():
-    """The detector of the config, narrow, with a backbone of the tiny widths."""
     cfg = load_config(REPO / "configs/research/reppoints_v2_swin_t_coco.py")
     cfg.model.backbone.init_cfg = None
     cfg.model.backbone.arch = {"embed_dims": 16, "depths": (1, 1, 2, 1), "num_heads": (1, 2, 4, 8)}

@@ -16,7 +16,6 @@ def image():
 
 @pytest.fixture
 def labels():
-    """Class 0 to the left, 2 to the right, 1 in the lowest rows."""
     labels = np.zeros((40, 60), int)
     labels[:, 30:] = 2
     labels[30:] = 1

@@ -38,7 +38,6 @@ def draw(state):
 
 
 def converted(row, to, **extra):
-    """A random checkpoint of a row, without output norms, converted to a naming scheme; model and spec for `verify`."""
     model, spec = comparable(row)
     state = draw({key: x for key, x in model.state_dict().items() if not key.startswith("norm")}) | extra
     windows = row.options.get("window_size"), row.options.get("pretrained_window_sizes")

@@ -20,8 +20,6 @@ ARCH = {"embed_dims": 8, "depths": (2, 1, 2, 1), "num_heads": (1, 2, 4, 8)}
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs the tool in this process and gives what it printed, on errors what it printed there."""
-
     def run(*args, status=0):
         monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, args)])
         if not status:
@@ -36,7 +34,6 @@ def run(monkeypatch, capsys):
 
 
 def save_random(model, path):
-    """A checkpoint of a backbone without output norms, random everywhere."""
     state = {k: torch.randn_like(x) / 10 for k, x in model.state_dict().items() if not k.startswith("norm")}
     torch.save({"state_dict": state}, path)
     return state

@@ -87,7 +87,6 @@ def test_a_metric_without_a_value_is_null(tool_here, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    """A config; its folder has all files of this module."""
     folder = tmp_path_factory.mktemp("tiny")
     config = folder / "tiny.py"
     shrunk = SHRINK.format(base=str(REPO / CONFIG), root=f"{folder}/shapes/", best="coco/bbox_mAP")

@@ -21,7 +21,6 @@ def train(iteration, loss, **more):
 
 
 def write(folder, time, *records, end="\n"):
-    """A run's file in a work folder, as mmengine writes it."""
     path = folder / time / "vis_data/scalars.json"
     path.parent.mkdir(parents=True)
     path.write_text("\n".join(map(json.dumps, records)) + end)

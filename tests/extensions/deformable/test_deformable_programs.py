@@ -50,8 +50,6 @@ def test_mask2former_without_sizes_in_tensors():
 
 
 class Attended(nn.Module):
-    """One layer of deformable attention on two levels of an image."""
-
     def __init__(self):
         super().__init__()
         self.attention = MultiScaleDeformableAttention(12, 2, num_levels=2, batch_first=True)

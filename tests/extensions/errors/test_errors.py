@@ -54,7 +54,6 @@ def drawn(rng, images, per_image):
 
 
 def found_in(rng, content):
-    """Most objects, with errors of place and class, scores that tell less than they should, and ghosts."""
     rows = []
 
     def find(image, category, box, score):
@@ -79,8 +78,6 @@ def found_in(rng, content):
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes a truth and predictions, with the keys of a kind, and images; returns the options of the command."""
-
     def write(content, rows, key="bbox", pictures=True):
         (tmp_path / "val.json").write_text(json.dumps(content))
         keys = ("image_id", "category_id", "score", "bbox", key)

@@ -51,8 +51,6 @@ LINEAR = dict(
 
 @HOOKS.register_module()
 class TrunkPasses(Hook):
-    """Counts the images that a trunk runs for, by the iterations that were made before."""
-
     priority = "VERY_LOW"  # after the start of the cache
 
     def before_train(self, runner):
@@ -74,8 +72,6 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def train(data, tmp_path):
-    """Train a linear head on a frozen ViT for some steps of two images; the losses and the last checkpoint."""
-
     def run(name, steps, options, interval=50, caching=None, **asked):
         given = {"data_root": f"{data}/shapes/", "settings.max_iters": steps, **options}
         cfg = load_config("upernet_swin_nano_shapes", given, str(tmp_path / name))
@@ -306,8 +302,6 @@ def changed_code(trunk):
 
 
 class Drawn(Dataset):
-    """Images of some sizes, of pixels by the seed of the index, or of one that goes on."""
-
     def __init__(self, sides, seeded=True):
         self.sides, self.seeded, self.generator = sides, seeded, torch.Generator()
 

@@ -69,7 +69,6 @@ MODELS = {  # name: recipe, what replaces parts of its model
 
 
 def write(folder, name, options=(), trunk=None):
-    """A work folder of random weights, with the trunk of another."""
     recipe, changes = MODELS[name]
     cfg = load_config(recipe)
     cfg.merge_from_dict({"model": copy.deepcopy(changes)})

@@ -258,7 +258,6 @@ ORDER = [2, 0, 1]  # of another file
 
 
 def in_another_order(content, change=str):
-    """The same content, its keypoints in `ORDER` and under other forms of their names."""
     (pose, other), places = content["categories"], [ORDER.index(i) + 1 for i in range(3)]
     pose = {**pose, "keypoints": [change(pose["keypoints"][i]) for i in ORDER]}
     pose["skeleton"] = [[places[a - 1], places[b - 1]] for a, b in pose["skeleton"]]

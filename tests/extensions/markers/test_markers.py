@@ -16,8 +16,6 @@ HEIGHT, WIDTH = 120, 160
 
 
 class Drawn:
-    """Ellipses as objects with boxes, with masks, or as a label map."""
-
     def __init__(self, kind, *steps):
         init_default_scope("mmseg" if kind == "maps" else "mmdet")
         self.kind, self.pipeline = kind, Compose(list(steps))
@@ -48,8 +46,6 @@ class Drawn:
 
 
 class Mixed:
-    """As mm's `MultiImageMixDataset`."""
-
     def __init__(self, dataset, *steps):
         self.dataset, self.pipeline = dataset, [TRANSFORMS.build(step) for step in steps]
 
@@ -155,8 +151,6 @@ def shift(x):
 
 
 class LooksUp:
-    """A step that has a table of the two classes."""
-
     def __call__(self, x):
         assert len(np.array([1.0, 2.0])[x["gt_bboxes_labels"]]) == len(x["gt_bboxes_labels"])
         return x

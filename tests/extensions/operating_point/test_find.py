@@ -12,7 +12,6 @@ POWERS = np.array([0.5, 2.0])  # of each class: scores of both mean something el
 
 
 def draw(seed, images=400, per_image=40, classes=(0, 1), highest=1.0):
-    """A detector whose objects are right with a probability that grows with the score, by class."""
     rng = np.random.default_rng(seed)
     number = images * per_image
     labels, scores = rng.choice(classes, number), highest * rng.beta(0.5, 0.7, number)

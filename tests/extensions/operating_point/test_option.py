@@ -49,7 +49,6 @@ def test_objects_are_right_as_coco_matches_them(capsys):
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A work folder, and what a test of its checkpoint gives to the option."""
     torch.save({"state_dict": {"weight": torch.ones(2)}}, tmp_path / "iter_7.pth")
     evaluator = SimpleNamespace(metrics=[SimpleNamespace(evaluations=None)], dataset_meta={"classes": CLASSES})
     pipeline = [{"type": "LoadImageFromFile"}, {"type": "Resize", "scale": (64, 64)}]

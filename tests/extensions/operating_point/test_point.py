@@ -20,7 +20,6 @@ PHOTO = draw_image(np.random.default_rng(0), (96, 128))[0]
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-    """A work folder of random weights, which find something, whose checkpoint has an operating point."""
     folder, (cfg, state) = tmp_path_factory.mktemp("work"), random_detector("cascade_swin_nano_shapes")
     checkpoint = str(folder / "iter_1.pth")
     torch.save({"meta": {"dataset_meta": {"classes": CLASSES}}, "state_dict": state}, checkpoint)

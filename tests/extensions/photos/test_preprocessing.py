@@ -24,7 +24,6 @@ ABOUT = {
 
 
 def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
-    """A program of images: `outputs` by name, their shapes."""
     info = onnx.helper.make_tensor_value_info
     image = info("image", dtype, ["b", 3, "h", "w"])
     graph = onnx.helper.make_graph(nodes, "g", [image], [info(name, dtype, shape) for name, shape in outputs.items()])

@@ -165,7 +165,6 @@ def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
 
 
 def write_proof(program, path, change):
-    """The proof of a program beside another file, with a change of its index and its arrays."""
     with np.load(program.with_suffix(".proof")) as file:
         arrays = dict(file)
     index = json.loads(str(arrays["index"]))

@@ -23,7 +23,6 @@ def without_models(monkeypatch):
 
 @pytest.fixture
 def data():
-    """Objects of two classes in twelve and four images, to be changed."""
     data = Coco({"train": 12, "val": 4})
     data.dataset["type"] = "vitdense.CocoDataset"
     for content in (data.train, data.val):

@@ -33,7 +33,6 @@ OTHERS += (("vit", {"finetune": "attention", "with_cp": True}),)
 
 
 def train(model, optimizer, batches, is_part):
-    """Two steps of two accumulated batches each, with clipped gradients; the losses and norms."""
     values = []
     for i, batch in enumerate(batches):
         loss = model(batch) / 2
@@ -49,7 +48,6 @@ def train(model, optimizer, batches, is_part):
 
 
 def _worker(rank, rendezvous, file, cases):
-    """All checks in one start of the processes."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     _load(file)

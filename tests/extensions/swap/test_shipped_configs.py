@@ -76,7 +76,6 @@ def config_of(name):
 
 
 def reduced(cfg):
-    """The config with a narrow, shallow Swin, and less of what is slow."""
     backbone = cfg.model.backbone
     sizes = {key: value[: len(backbone.depths)] if isinstance(value, list) else value for key, value in NANO.items()}
     old, new = (
@@ -102,7 +101,6 @@ def reduced(cfg):
 
 
 def twins(cfg):
-    """Their model with random weights, and ours with the same weights; both in eval mode."""
     theirs = build_model(deepcopy(cfg))
     theirs.init_weights()
     with torch.no_grad():
@@ -123,7 +121,6 @@ def twins(cfg):
 
 
 def feature_error(theirs, ours, cfg):
-    """Largest relative error of the maps of an image whose sides are no multiples of the windows."""
     x = torch.randn(1, cfg.model.backbone.get("in_channels", 3), 97, 131)
     with torch.no_grad():
         return max(relative_error(a, b) for a, b in zip(ours.backbone(x), theirs.backbone(x), strict=True))

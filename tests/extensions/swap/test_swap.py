@@ -140,7 +140,6 @@ def test_refused(name, change, backbone, message):
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """Writes a user's config below the working folder: a change of a shipped one."""
     monkeypatch.chdir(tmp_path)
 
     def write(base, text=""):

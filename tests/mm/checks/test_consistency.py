@@ -31,7 +31,6 @@ IMAGENET = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "
 
 
 def with_weights(init_cfg, settings=None, **changes):
-    """A config whose backbone starts from weights; images are normalised for ImageNet but for `changes`."""
     if isinstance(init_cfg, str):
         init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
     model = {"backbone": SWIN | {"init_cfg": init_cfg}, "data_preprocessor": IMAGENET | changes}

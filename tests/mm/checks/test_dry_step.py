@@ -20,7 +20,6 @@ BOXES, MASKS, MAPS = "cascade_rcnn_swin_nano_shapes", "cascade_swin_nano_shapes"
 
 
 def config(name, folder, **options):
-    """With data sets of a few small images that are drawn in `folder`."""
     draw = {"num_train": 2, "num_val": 1, "image_size": (64, 96), "workers": 1}
     options |= {f"{split}_dataloader.dataset.draw": draw for split in ("train", "val")}
     if name == MAPS:

@@ -22,7 +22,6 @@ def without_models(monkeypatch, request):
 
 @pytest.fixture
 def data():
-    """Three images, of which the last has no object; no object is of the second class."""
     data = Coco()
     data.train["annotations"] = data.train["annotations"][:4:2]
     return data

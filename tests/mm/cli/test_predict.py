@@ -200,7 +200,6 @@ def three_objects(scores):
 
 
 def finds(found, score_thr, **dataset):
-    """A model of two classes that finds these instances in every image."""
     from mmdet.structures import DetDataSample
 
     model = object.__new__(Predictor)

@@ -26,7 +26,6 @@ def num_classes(cfg):
 
 @pytest.fixture
 def mine(repo, tmp_path):
-    """Writes a config with a data set of three classes, with lines of its own, and loads it."""
     categories = [{"id": 7 * i + 3, "name": name} for i, name in enumerate(NAMES)]
     images = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
     box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}
@@ -117,7 +116,6 @@ def test_weights_that_a_checkpoint_replaces_are_dropped_everywhere():
 
 
 def rename(path, order, names=NAMES):
-    """Put the categories of a file in another order, with ids in that order, and an object of each."""
     content = json.loads(path.read_text())
     content["categories"] = [{"id": 20 - i, "name": names[k]} for i, k in enumerate(order)]
     one = content["annotations"][0]

@@ -88,7 +88,6 @@ def test_an_optimizer_names_the_package_or_the_option_that_it_needs():
 
 @pytest.fixture
 def project(tmp_path, repo, monkeypatch):
-    """A config with a module of its own, which imports another."""
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "layers_of_pets.py").write_text("import parts_of_pets\n")

@@ -95,8 +95,6 @@ def also(*changes):
 
 
 def renumber(kind, key, number):
-    """Other ids, in all that refers to them."""
-
     def change(content):
         for item in content[kind]:
             item["id"] = number(item["id"])
@@ -167,8 +165,6 @@ def raw(change):
 
 
 def turned(size, form="JPEG"):
-    """Photos of this size, as stored, that are turned by EXIF."""
-
     def apply(data):
         for i, name in enumerate([name for name in data.files if name.endswith(".jpg")]):
             data.files[name if form == "JPEG" else f"{name[:-3]}webp"] = photo(50 + i, size, form, turned=6)

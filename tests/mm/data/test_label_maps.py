@@ -10,7 +10,6 @@ from vitdense.mm.errors import ConfigError
 
 
 def segmentation(root, num_classes, prefixes=("images", "maps"), split="train", head=None, **dataset):
-    """A minimal config of a segmentor whose data set is in `root`."""
     steps = [{"type": name} for name in ("LoadImageFromFile", "LoadAnnotations", "PackSegInputs")]
     own = {"type": "BaseSegDataset", "data_prefix": dict(zip(("img_path", "seg_map_path"), prefixes))}
     own |= {"metainfo": {"classes": [f"class {i}" for i in range(num_classes)]}, "pipeline": steps, **dataset}
@@ -28,8 +27,6 @@ def check(cfg, splits):
 
 @pytest.fixture
 def maps(tmp_path):
-    """Writes label maps of the given raw values, and an image for each."""
-
     def write(*contents, dtype=np.uint8):
         for i, content in enumerate(contents):
             labels = np.asarray(content, dtype)

@@ -26,7 +26,6 @@ def shapes(tmp_path_factory):
 
 @pytest.fixture
 def reversed_files(shapes, tmp_path, monkeypatch):
-    """The data in the working folder, with categories in reverse, stuff first, and other ids."""
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         Path(split).symlink_to(shapes / split)

@@ -18,7 +18,6 @@ NAMES = ("a", "b", "c")
 
 
 def detections(labels, size=(40, 60)):
-    """One object per label, with a mask that fills its box."""
     boxes = [[5 * i, 3 * i, 5 * i + 20, 3 * i + 10] for i in range(len(labels))]
     masks = np.zeros((len(labels), *size), bool)
     for mask, (x1, y1, x2, y2) in zip(masks, boxes):

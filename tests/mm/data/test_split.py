@@ -13,7 +13,6 @@ CLASSES = {1: 40, 2: 12, 3: 5, 4: 2, 5: 1}  # category -> images, of which each 
 
 
 def file_of(images):
-    """The content of an annotation file; `images`: the categories of each."""
     pairs = [(i, kind) for i, kinds in enumerate(images) for kind in kinds]
     return {
         "info": "kept",

@@ -122,7 +122,6 @@ def test_an_image_of_another_size_than_annotated_is_refused(write):
 
 
 def mosaic_part(draw, size, label):
-    """A sample of an image [H, W, 3] in which 200 marks its objects, with boxes and masks."""
     (height, width), masks, boxes = size, np.zeros((2, *size), np.uint8), []
     for i, mask in enumerate(masks):
         x, y = (int(draw.integers(2, side // 3)) + i * side // 2 for side in (width, height))

@@ -109,8 +109,6 @@ def test_a_program_of_sparse_rcnn(tmp_path):
 
 
 class Points(torch.nn.Module):
-    """mmdet's points of FCOS in a map that may have one row or one column."""
-
     def forward(self, image):
         size = tuple(image[..., ::64, ::64].shape[2:])
         return MlvlPointGenerator([64]).grid_priors([size], device=image.device)[0]
@@ -139,8 +137,6 @@ def test_nms_of_a_batch_equals_mmdet():
 
 
 class Suppressed(torch.nn.Module):
-    """Finds a box per row of an image, with coordinates and scores from its first columns."""
-
     def forward(self, image):
         corner, scores = image[:, 0, :, :2], image[:, 0, :, 2]
         return suppress(Found(torch.cat([corner, corner + 9], -1), scores, torch.zeros_like(scores).long()), 1, 0.5, 5)
@@ -202,8 +198,6 @@ def test_roi_features_without_shapes_of_the_boxes(ratio):
 
 
 class Read(torch.nn.Module):
-    """Features of a box, of two without area, and of one whose width is lost in float32."""
-
     def __init__(self):
         super().__init__()
         layer = {"type": "RoIAlign", "output_size": 2, "sampling_ratio": 0}

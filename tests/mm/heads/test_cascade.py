@@ -18,7 +18,6 @@ SIDE, WIDTH, CLASSES = 128, 8, 3
 
 @pytest.fixture
 def head():
-    """The RoI head of the COCO configs, narrow, on one process."""
     cfg = load_config(REPO / "configs/cascade_mvitv2_t_coco.py")
     init_default_scope("mmdet")
     part = cfg.model.roi_head
@@ -47,7 +46,6 @@ def maps():
 
 
 def samples(objects):
-    """One image per number of objects; proposals lie on the objects and elsewhere."""
     images, proposals = [], []
     for n in objects:
         shape = (SIDE, SIDE)

@@ -88,7 +88,6 @@ def renamed(state, names):
 
 
 def of_authors():
-    """The golden weights as a file of the authors, which has options too."""
     state = renamed(weights(shapes_of("lwdetr_t")), OF_AUTHORS)
     for key in list(state):
         for pattern, (name, parts) in JOINED.items():

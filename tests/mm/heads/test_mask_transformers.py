@@ -34,7 +34,6 @@ class Whole(nn.Module):
 
 
 def make(kind, trunk, dim=48, heads=3, depth=4, patch_size=16, ffn_dims=192, num_queries=7, num_classes=5, ffn="mlp"):
-    """A small model with two blocks that queries take part in."""
     sizes = {"embed_dims": dim, "depth": depth, "num_heads": heads, "patch_size": patch_size, "ffn_dims": ffn_dims}
     sizes |= {"ffn": ffn}
     sizes |= DINOV2 if trunk == "dinov2" else DINOV3

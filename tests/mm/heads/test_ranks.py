@@ -44,7 +44,6 @@ NANO = {"embed_dims": 32, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}  #
 
 
 def config(name, **options):
-    """A recipe and data for it, whose images have one size."""
     cfg = load_config(name)
     semantic = cfg.default_scope == "mmseg"
     data = load_config("upernet_swin_nano_shapes" if semantic else "cascade_swin_nano_shapes").train_dataloader.dataset
@@ -64,7 +63,6 @@ def config(name, **options):
 
 @cache
 def images(name, folder):
-    """Four images with the same number of objects, for the data of a recipe."""
     cfg, data = config(name)
     init_default_scope(cfg.default_scope)
     data.update(data_root=f"{folder}/shapes/", draw=dict(num_train=40, num_val=1, image_size=(128, 128)))
@@ -84,7 +82,6 @@ def images(name, folder):
 
 
 def example(name, folder, options):
-    """A model with fixed statistics, and its images."""
     items = images(name, str(folder))
     cfg, _ = config(name, **options)
     init_default_scope(cfg.default_scope)

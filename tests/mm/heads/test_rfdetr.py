@@ -46,7 +46,6 @@ def make(size, num_classes=91, **options):
 
 
 def load(model, name, **shapes):
-    """Weights drawn by the names of a file, through the production loader."""
     wanted = {key: shapes.get(key.replace(".", "_"), shape) for key, shape in shapes_of(name).items()}
     state, report = fit_whole(model, weights(wanted))
     model.load_state_dict(state, strict=True)
@@ -106,7 +105,6 @@ def samples(side, truths, width=None):
 
 
 def for_training(size, patch):
-    """With fewer queries, for a grid of 128 pixels."""
     shapes = {"backbone_0_encoder_encoder_embeddings_position_embeddings": (1, (128 // patch) ** 2 + 1, 384)}
     shapes |= {"refpoint_embed_weight": (13 * 20, 4), "query_feat_weight": (13 * 20, 256)}
     return load(make(size, image=128, num_queries=20), size, **shapes).train()

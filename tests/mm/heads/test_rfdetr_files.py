@@ -35,7 +35,6 @@ def nano():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A file of the form of rfdetr_s, with random weights and a Namespace."""
     path = tmp_path_factory.mktemp("rfdetr") / "checkpoint_best_regular.pth"
     torch.save({"model": weights(shapes_of("Small")), "args": argparse.Namespace(num_classes=90, lr=1e-4)}, path)
     return path
@@ -121,7 +120,6 @@ def test_more_and_fewer_queries(names, number):
 
 
 def annotations(path, densest):
-    """Three classes, an image without objects, and one with many."""
     images = [{"id": i, "file_name": f"{i}.png", "width": 160, "height": 120} for i in range(3)]
     own = {"image_id": 1, "area": 600, "iscrowd": 0}
     boxes = enumerate([5 + k % 40, 7 + k % 30, 30, 20] for k in range(densest))
@@ -132,8 +130,6 @@ def annotations(path, densest):
 
 @pytest.fixture
 def own(file, tmp_path, monkeypatch):
-    """Config of `new` for data with this many objects in an image."""
-
     def write(densest, *options):
         monkeypatch.chdir(tmp_path)
         for i in range(3):

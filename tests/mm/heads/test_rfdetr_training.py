@@ -18,7 +18,6 @@ BOX = (32.0, 48.0, 128.0, 112.0)  # left, upper, right, lower
 
 
 def batch():
-    """A white rectangle on black, with its box and mask, in an image that is padded right and bottom."""
     image = torch.zeros(2, 3, H, W)
     left, upper, right, lower = map(int, BOX)
     image[:, :, upper:lower, left:right] = 1

@@ -33,8 +33,6 @@ def _scope():
 
 
 class Blobs(nn.Module):
-    """Finds the white blobs of an image, as boxes and masks, in the size of the file."""
-
     def __init__(self, of_class=0, masks=True):
         super().__init__()
         self.of_class, self.masks, self.sizes = of_class, masks, []

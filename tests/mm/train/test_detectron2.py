@@ -19,7 +19,6 @@ TRUNKS = {"eva02": {"ffn_dims": 85}, "vit": {}}
 
 
 def detector(kind):
-    """The model of the config, with a nano trunk and narrow heads."""
     cfg = load_config(f"cascade_{kind}_b_coco")
     backbone = cfg.model.backbone
     backbone.arch = vars(replace(VIT[backbone.arch], **NANO, **TRUNKS[kind], patch_size=16))
@@ -39,7 +38,6 @@ def detector(kind):
 
 
 def names():
-    """detectron2's names of everything but the trunk, by ours."""
     both = ("weight", "bias")
     found = {f"backbone.simfp_2.{i}.{x}": f"neck.levels.0.{i}.{x}" for i in (0, 1, 3) for x in both}
     found |= {f"backbone.simfp_3.0.{x}": f"neck.levels.1.0.{x}" for x in both}

@@ -29,14 +29,11 @@ DETECTORS = ("cascade_swin_nano_shapes", "mask2former_swin_nano_shapes")
 
 @HOOKS.register_module(force=True)
 class LooksAtPredictions(Hook):
-    """A user's hook, which expects mmdet's masks."""
-
     def after_test_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         outputs[0].pred_instances.masks.cpu()
 
 
 def dense(name, folder, side, number):
-    """Config and checkpoint of a detector that finds `number` objects in each of two images, which have as many."""
     columns = int(np.ceil(number**0.5))
     step = side / columns
     annotations, w = [], step / 2

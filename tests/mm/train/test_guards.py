@@ -34,8 +34,6 @@ LENGTH = 6
 
 @HOOKS.register_module(name="GuardsAt", force=True)
 class At(Hook):
-    """Does something after an iteration, counted from 1, or in the validation after it."""
-
     action = None
 
     def __init__(self, iteration, stage="train"):
@@ -83,7 +81,6 @@ class Metric(BaseMetric):
 
 @pytest.fixture
 def make(repo, tmp_path, monkeypatch):
-    """Makes the config of a training of six iterations, four images."""
     monkeypatch.chdir(tmp_path)
 
     def config(work_dir="work", epochs=False, **options):
@@ -139,8 +136,6 @@ def stop(runner=None):
 
 
 def poison(runner):
-    """Make weights NaN in the next step, from finite gradients."""
-
     def overflow(optimizer, *_):
         optimizer.param_groups[0]["params"][0].data.fill_(torch.nan)
 
@@ -238,8 +233,6 @@ def test_a_copied_work_folder_does_not_change_the_original(make):
 
 @pytest.fixture
 def saved(tmp_path):
-    """Writes a checkpoint as of a run, with changes; its content and path."""
-
     def write(**changes):
         optimizer = {"state": {0: {"exp_avg": torch.ones(500)}}, "param_groups": []}
         content = {"meta": {"epoch": 0, "iter": 1}, "optimizer": optimizer, "param_schedulers": [], "state_dict": {}}

@@ -29,7 +29,6 @@ ARCH = {"embed_dims": 32, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 
 
 def cascade(**options):
-    """Cascade Mask R-CNN with Swin as on COCO, but narrow, and with fewer proposals."""
     cfg = load_config(REPO / "configs/cascade_swin_t_coco.py")
     cfg.model.backbone.update(arch=ARCH, init_cfg=None)
     cfg.model.neck.in_channels = [32, 64, 128, 256]
@@ -57,7 +56,6 @@ def boxes(model, image):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """A checkpoint of mmdet's Cascade Mask R-CNN with mmdet's Swin and random weights; an image; what it detects."""
     torch.manual_seed(0)
     cfg = cascade()
     theirs = copy.deepcopy(cfg)

@@ -38,7 +38,6 @@ model = dict(test_cfg=dict(rcnn=dict(score_thr=0.0, max_per_img=20)))
 
 
 def model_of(base, more, folder):
-    """A small model with random weights: its complete config, a file of it, a checkpoint, and the folder of images."""
     (folder / "short.py").write_text(SHRINK.format(base=str(find_config(base)), root=f"{folder}/shapes/") + more)
     cfg = load_config(folder / "short.py", work_dir=str(folder / "work"))
     cfg.dump(folder / "complete.py")

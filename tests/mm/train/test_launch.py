@@ -25,8 +25,6 @@ from vitdense.mm.train.runner import Runner
 
 @pytest.fixture
 def segmentor(repo, tmp_path):
-    """A function for the config of a segmentor on four images of 96 pixels, and a checkpoint of it."""
-
     def make(**options):
         cfg = load_config(repo / "configs/demo/upernet_swin_nano_shapes.py", work_dir=str(tmp_path / "work"))
         cfg.test_dataloader.update(num_workers=0, persistent_workers=False)

@@ -26,7 +26,6 @@ def box_mask(x, y, w, h):
 
 @pytest.fixture
 def ground_truth(tmp_path):
-    """Six images with two to four objects and a crowd."""
     rng = np.random.default_rng(0)
     images, annotations = [], []
     for i in range(6):
@@ -46,7 +45,6 @@ def ground_truth(tmp_path):
 
 
 def predictions(annotations, image_ids, noise):
-    """Every object once, shifted by up to `noise` pixels, and a false positive, as a metric gets them."""
     rng = np.random.default_rng(1)
     for i in image_ids:
         boxes, labels, masks = [], [], []

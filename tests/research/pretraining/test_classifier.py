@@ -30,8 +30,6 @@ def vit(distilled=True, size=32, **options):
 
 
 class Known(nn.Module):
-    """A teacher of fixed logits, which remembers what it was shown."""
-
     def __init__(self, logits):
         super().__init__()
         self.logits = nn.Parameter(logits)

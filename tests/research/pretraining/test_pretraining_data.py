@@ -21,7 +21,6 @@ CONFIGS = ("distill_deit_s_imagenet", "mae_vit_b_imagenet", "simmim_swin_b_image
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes of four noisy images each, one dark and one bright; and a file that is no image."""
     for i in range(8):
         path = tmp_path / "photos" / ("bright" if i % 2 else "dark") / "part" / f"{i}{'.PNG' if i == 3 else '.png'}"
         path.parent.mkdir(parents=True, exist_ok=True)
