@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from vitdense.export.onnx import save_onnx
-from vitdense.export.program import SIZELESS_FORMS, _Answering, export_program
+from vitdense.export.program import SIZELESS_FORMS, _Answering, bilinear, export_program
 from vitdense.runtime import open_onnxruntime
 
 X, ROWS, GRID = torch.rand(2, 4, 9, 8), torch.rand(2, 6, 4), torch.rand(2, 5, 5, 2) * 2 - 1
@@ -108,3 +108,12 @@ def test_a_program_keeps_operators_of_torch(tmp_path):
     save_onnx(export_program(model, image, dynamic=False), tmp_path / "a.onnx")
     (got,) = open_onnxruntime(tmp_path / "a.onnx").run(image.numpy())
     torch.testing.assert_close(torch.tensor(got), model(image).detach())
+
+
+@pytest.mark.parametrize("size", [(7, 9), (1, 5), (4, 1)])
+def test_bilinear_gathers_are_grid_sample(size):
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 5, *size, generator=make, dtype=torch.float64)
+    points = torch.rand(3, 40, 4, 2, generator=make, dtype=torch.float64) * 3 - 1.5  # also outside
+    points[0, 0] = torch.tensor([[-1, -1], [1, 1], [0, 0], [1e9, -1e9]])
+    torch.testing.assert_close(bilinear(x, points), F.grid_sample(x, points, align_corners=False))

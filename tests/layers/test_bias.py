@@ -1,3 +1,4 @@
+import copy
 import math
 from fractions import Fraction
 
@@ -7,6 +8,7 @@ import torch
 
 from vitdense.layers.bias import DecomposedBias, LogCpbBias
 from vitdense.layers.layout import relative_index_1d
+from vitdense.layers.position import AbsolutePosition, ExtraTokens
 
 
 def make_log_cpb(window, pretrained=None, heads=2):
@@ -70,3 +72,22 @@ def test_decomposed_bias_follows_the_dtype_of_the_queries_and_starts_small():
     torch.testing.assert_close(got[0].float(), want[0], rtol=0.02, atol=0.02)
     for table in (bias.rel_pos_h, bias.rel_pos_w):
         assert table.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        AbsolutePosition((4, 6), 8),
+        AbsolutePosition((3, 3), 8, "dinov2"),
+        ExtraTokens(8, distilled=False, position=False, registers=1),
+    ],
+    ids=["1d", "dinov2", "tokens"],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtype_of_the_residual_stream(layer, dtype):
+    """A model in one dtype stays in it; under autocast, which makes the map in half precision, it is in float32."""
+    x = torch.randn(2, 4, 6, 8)
+    x = x.flatten(1, 2) if isinstance(layer, ExtraTokens) else x
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x.bfloat16()).dtype == torch.float32
+    assert copy.deepcopy(layer).to(dtype)(x.to(dtype)).dtype == dtype

@@ -280,7 +280,6 @@ def test_published_totals(arch, millions, billions, class_token):
     total = num_params(model) - norms + 2 * dim + 1000 * (dim + 1)
     if class_token:
         cost += class_token_macs(plan(MVIT[arch], "global", (56, 56), 0.0))
-    print(f"{arch}: {total / 1e6:.2f} M parameters, {cost / 1e9:.2f} G multiply-adds")
     digits = len(str(millions).split(".")[1])
     assert total / 1e6 == pytest.approx(millions, abs=0.51 * 10**-digits)
     assert cost / 1e9 == pytest.approx(billions, rel=5e-3)

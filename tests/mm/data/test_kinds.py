@@ -629,8 +629,14 @@ VOC_FOLDERS = {
 }
 
 
-def check_row(data, row, bases, tmp_path, monkeypatch):
-    change, right, *words = row
+TABLES = {Coco: COCO, Panoptic: PANOPTIC, Maps: MAPS, Yolo: YOLO, Voc: VOC, VocFolder: VOC_FOLDERS}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, rows in TABLES.items() for name in rows])
+def test_rows(kind, name, bases, tmp_path, monkeypatch):
+    if kind in (Yolo, Voc, VocFolder):
+        pytest.importorskip("vitdense.extensions.formats")
+    data, (change, right, *words) = kind(), TABLES[kind][name]
     change(data)
     monkeypatch.chdir(tmp_path)
     tools = Tools(data, tmp_path, bases[data.format], monkeypatch)
@@ -649,17 +655,6 @@ def check_row(data, row, bases, tmp_path, monkeypatch):
             assert score < 1
         else:
             assert score == pytest.approx(1) or (right == REFUSED and not score > 0)
-
-
-@pytest.mark.parametrize("name", COCO)
-def test_coco(name, bases, tmp_path, monkeypatch):
-    check_row(Coco(), COCO[name], bases, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("name", VOC_FOLDERS)
-def test_voc_folders(name, bases, tmp_path, monkeypatch):
-    pytest.importorskip("vitdense.extensions.formats")
-    check_row(VocFolder(), VOC_FOLDERS[name], bases, tmp_path, monkeypatch)
 
 
 OF_MASKS = ["segmentation null", "segmentation absent", "segmentation flat", "all polygons beside their boxes"]
@@ -699,28 +694,6 @@ def test_one_process_of_a_machine_reads(bases, tmp_path, monkeypatch):
     assert tools.start("train").verdict == REFUSED
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert tools.start("train").verdict == FINE
-
-
-@pytest.mark.parametrize("name", YOLO)
-def test_yolo(name, bases, tmp_path, monkeypatch):
-    pytest.importorskip("vitdense.extensions.formats")
-    check_row(Yolo(), YOLO[name], bases, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("name", MAPS)
-def test_maps(name, bases, tmp_path, monkeypatch):
-    check_row(Maps(), MAPS[name], bases, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("name", PANOPTIC)
-def test_panoptic(name, bases, tmp_path, monkeypatch):
-    check_row(Panoptic(), PANOPTIC[name], bases, tmp_path, monkeypatch)
-
-
-@pytest.mark.parametrize("name", VOC)
-def test_voc(name, bases, tmp_path, monkeypatch):
-    pytest.importorskip("vitdense.extensions.formats")
-    check_row(Voc(), VOC[name], bases, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("drop", [False, True])

@@ -46,7 +46,7 @@ NO_POINT = (REFUSED, "expected a COCO metric", f"{EXTENSION}/operating_point/tes
 BOX = {
     "order of names in files": (RIGHT, f"{CLASSES}::test_labels_and_metrics_of_a_file_in_another_order_match_by_name"),
     "order of names in a checkpoint": (RIGHT, f"{CLASSES}::test_classes_follow_the_order_of_a_checkpoint"),
-    "checks": (RIGHT, f"{DATA}/test_kinds.py::test_coco"),
+    "checks": (RIGHT, f"{DATA}/test_kinds.py::test_rows"),
     "pictures of check": PICTURES,
     "flips": FLIPS,
     "crops, mosaics, pasted objects": (RIGHT, f"{EXTENSION}/markers/test_markers.py::test_sound_pipelines"),
@@ -85,7 +85,7 @@ MASK = BOX | {
 LABEL_MAP = {
     "order of names in files": (RIGHT, f"{CLASSES}::test_class_names_match_training_data_of_another_type"),
     "order of names in a checkpoint": (RIGHT, f"{CLASSES}::test_values_of_label_maps_follow_by_name"),
-    "checks": (RIGHT, f"{DATA}/test_kinds.py::test_maps"),
+    "checks": (RIGHT, f"{DATA}/test_kinds.py::test_rows"),
     "pictures of check": PICTURES,
     "flips": FLIPS,
     "crops, mosaics, pasted objects": (RIGHT, f"{EXTENSION}/markers/test_markers.py::test_sound_pipelines"),
@@ -115,7 +115,7 @@ PANOPTIC = {
         *(RIGHT, f"{DATA}/test_panoptic.py::test_labels_are_things_then_stuff_whatever_the_order_of_the_file"),
     ),
     "order of names in a checkpoint": (RIGHT, f"{HERE}::test_names_of_segments_follow_a_checkpoint"),
-    "checks": (RIGHT, f"{DATA}/test_kinds.py::test_panoptic"),
+    "checks": (RIGHT, f"{DATA}/test_kinds.py::test_rows"),
     "pictures of check": (RIGHT, f"{HERE}::test_pictures_of_segments"),
     "flips": FLIPS,
     "crops, mosaics, pasted objects": (

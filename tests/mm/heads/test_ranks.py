@@ -150,8 +150,6 @@ def _compare(rank, rendezvous, name, folder, cases):
         torch.distributed.all_reduce(loss)
         want_loss, want = torch.load(f"{folder}/{case}.pt")
         off = abs(loss / 2 - want_loss) / want_loss, (gradients(module) - want).norm() / want.norm()
-        if rank == 0:
-            print(f"{name:32} {case:12} loss {off[0]:.1e}, gradients {off[1]:.1e}")
         bad = {**bad, case: off} if off[0] > 1e-5 or off[1] > BOUNDS.get((name, case), 5e-5) else bad
     assert not bad
 
