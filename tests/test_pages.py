@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -99,15 +100,15 @@ NOT_RUN = {
 
 
 def annotations(source, target, things, stuff=()):
-    """Copy an annotation file of drawn shapes, with other names of categories."""
+    """Copy an annotation file of drawn shapes, with other names of categories, and gaps between their ids."""
     content = json.loads(source.read_text())
     content["categories"] = [
-        {"id": i, "name": name, "isthing": int(name in things)} for i, name in enumerate((*things, *stuff), 1)
+        {"id": 7 * i, "name": name, "isthing": int(name in things)} for i, name in enumerate((*things, *stuff), 1)
     ]
     for one in content["annotations"]:
         for part in one.get("segments_info", [one]):
             is_thing = part["category_id"] <= len(SHAPES)
-            part["category_id"] = (part["category_id"] - 1) % len(things) + 1 if is_thing else len(things) + 1
+            part["category_id"] = 7 * ((part["category_id"] - 1) % len(things) + 1 if is_thing else len(things) + 1)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(content))
 
@@ -350,6 +351,12 @@ def run_words(words, here, twin, weights_of):
     else:
         printed = succeed(words)
         assert words[:1] != ["test"] or re.search(r"mAP|mIoU|PQ", printed)
+        if shown := SHOWN.get(shlex.join(["vitdense", *words])):
+            assert printed.split() == shown.split()
+        if "--as-dataset" in words:
+            found = json.loads((here / words[-1] / "annotations.json").read_text())["annotations"]
+            assert found
+            assert {one["category_id"] for one in found} <= {7, 14}
 
 
 def run_once():
@@ -364,6 +371,8 @@ def run_once():
 
 
 RUN = run_once()
+# What blocks of one command print.
+SHOWN = {one.text.strip(): after.text for one, after in pairwise(BLOCKS) if after.language == "text"}
 
 
 # What takes a minute or more: benchmarks and exports.

@@ -1,4 +1,4 @@
-"""`python -m vitdense new`: what it writes and refuses. tests/test_your_data.py walks the whole way."""
+"""`python -m vitdense new`: what it writes and refuses. tests/test_pages.py walks the whole way."""
 
 import json
 import re
