@@ -202,8 +202,7 @@ def load_pretrained(
     if stem in state and state[stem].ndim == 4 and same_kind(state[stem], targets[stem]):
         theirs, ours = state[stem].shape[1], targets[stem].shape[1]
         if channels is not None:
-            state[stem] = with_channels(state[stem], channels, ours)
-            report.channels = f"{stem}: {theirs} -> {ours} input channels by channels={channels!r}"
+            _spread(state, stem, channels, ours, report)
         elif theirs != ours:
             advice += (
                 f"Its images have {theirs} channels, those of the model {ours}: say how the stem gets its weights by "
@@ -214,6 +213,12 @@ def load_pretrained(
     parts = {key: _part_of(value, targets[key]) for key, value in state.items()}
     fill(model, parts, is_own=is_file)
     return report
+
+
+def _spread(state: dict, stem: str, channels: str | Sequence[int], number: int, report: LoadReport) -> None:
+    """Give the weight of a stem in `state` another number of image channels; see `with_channels`."""
+    report.channels = f"{stem}: {state[stem].shape[1]} -> {number} input channels by channels={channels!r}"
+    state[stem] = with_channels(state[stem], channels, number)
 
 
 def _part_of(whole: Tensor, like: Tensor) -> Tensor:
@@ -231,6 +236,7 @@ def fit_whole(
     fresh: Sequence[str] = (),
     source: str = "state dict",
     base: str | Path | None = None,
+    channels: str | Sequence[int] | None = None,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor.
 
@@ -243,6 +249,7 @@ def fit_whole(
         source: Origin of the checkpoint, for the report.
         base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk
             (PMT), or with differences to these weights, which are added (EoMT on DINOv3, as published).
+        channels: As of `load_pretrained`, for a backbone with other image channels than the file's.
 
     Raises:
         CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
@@ -271,6 +278,9 @@ def fit_whole(
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = _transfer(match, module, part, is_whole=True)
+        stem = _stem_weight(module) if channels is not None and hasattr(module, "stem_modules") else ""
+        if stem in ours and ours[stem].shape[1] != module.in_channels:
+            _spread(ours, stem, channels, module.in_channels, report)
         state = {key: value for key, value in state.items() if not key.startswith(start)}
         state |= {start + key: value for key, value in ours.items()}
         report.resized |= {start + key: shapes for key, shapes in part.resized.items()}

@@ -216,7 +216,7 @@ class Predictor:
 
     def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: Threshold) -> Result:
         """A data sample of `samples` as a result, without detections below the threshold."""
-        shown = {"image": pixels, "names": self.names, "palette": self.palette}
+        shown = {"image": self.reader.picture(pixels), "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
         if "pred_panoptic_seg" in sample:
@@ -258,7 +258,8 @@ def pixel_steps(cfg: Config) -> list[dict]:
 class ImageReader:
     """Reads images as a model gets them, by `test_steps`.
 
-    `own_reader` is the step that reads files, if it is not mmcv's or does not return colours.
+    `own_reader` is the step that reads files, if it is not mmcv's or does not return colours. One with `load` and
+    `picture` reads images of other channels.
     """
 
     def __init__(self, steps: Sequence[Mapping]) -> None:
@@ -268,10 +269,16 @@ class ImageReader:
         self._reads = {"color_type": color_type, "backend": steps[0].get("imdecode_backend", "cv2")}
         self._dtype = np.float32 if steps[0].get("to_float32") else np.uint8
         self._steps = Compose(steps[1:] if is_known else steps)
+        loader = next(iter(self._steps.transforms), None)
+        self._loader = loader if hasattr(loader, "picture") else None
 
     def pixels(self, image: Images) -> np.ndarray:
         """The pixels of an image, [H, W, 3] uint8 RGB, as the config's reader gives them; see `read_pixels`."""
-        return read_pixels(image, **self._reads)
+        return self._loader.load(image) if self._loader else read_pixels(image, **self._reads)
+
+    def picture(self, pixels: np.ndarray) -> np.ndarray:
+        """What a picture shows of `pixels`, [H, W, 3] uint8 RGB."""
+        return self._loader.picture(pixels) if self._loader else pixels
 
     def inputs(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
         """Run the pipeline on an image whose pixels were read: ``inputs`` ``[3, h, w]`` and ``data_samples``.
@@ -281,6 +288,8 @@ class ImageReader:
         path = str(image) if isinstance(image, (str, Path)) else ""
         if self.own_reader is None:
             return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
+        if self._loader:
+            return run_steps(self._steps, pixels, path)
         if not path:
             raise ConfigError(
                 f"image: got {type(image).__name__}, expected a path: the test pipeline begins with "

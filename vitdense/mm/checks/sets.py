@@ -23,7 +23,7 @@ from vitdense.mm.data.faults import Fault, Samples, Size
 from vitdense.mm.data.images import FILES_READ, ImageFile, describe_images, examine_images, keeps_orientation
 from vitdense.mm.data.label_maps import UNLABELLED, LabelMaps, build_dataset, read_label_maps
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.seams import kind_of
+from vitdense.seams import ask, kind_of
 
 BOXES_ALONE = "remove them or add masks; for boxes alone, let `vitdense new detection --boxes` write a config"
 SAME_NAMES = "give the same class the same name in both"
@@ -133,8 +133,10 @@ class DataSet:
 
     def images(self, whole: bool = True) -> tuple[list[ImageFile], list[Fault]]:
         """The image files, see `examine_images`; faults are warnings if a training skips unreadable images."""
-        found, faults = examine_images(self.image_paths, self.number if whole else FILES_READ, self.stored, whole)
-        skips = any(step.get("skip_unreadable") for step in self.dataset.get("pipeline") or ())
+        number, steps = self.number if whole else FILES_READ, self.dataset.get("pipeline") or ()
+        read = ask("images", "examiner", steps, self.cfg)
+        found, faults = examine_images(self.image_paths, number, self.stored, whole, read)
+        skips = any(step.get("skip_unreadable") for step in steps)
         return found, [replace(fault.within(self.where), grave=fault.grave and not skips) for fault in faults]
 
     @property

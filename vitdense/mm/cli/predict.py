@@ -68,7 +68,7 @@ class Task:
 
     def draw(self, image: Path, result: Result) -> None:
         if self.root is None:
-            result.save(self.out_dir / image.name)
+            result.save(self.out_dir / (f"{image.name}.png" if image.suffix == ".npy" else image.name))
 
     def write_label_map(self, image: Path, pixels: np.ndarray) -> str:
         """Write a label map or ids; returns the name of the file."""
@@ -304,7 +304,9 @@ def list_images(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
-    found = sorted(path for path in paths if path.suffix.lower() in IMG_EXTENSIONS)
+    paths = sorted(paths)
+    found = [path for path in paths if path.suffix.lower() in IMG_EXTENSIONS]
+    found = found or [path for path in paths if path.suffix == ".npy"]
     if not found:
         raise ConfigError(f"{where} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
     return found

@@ -27,7 +27,7 @@ from vitdense.mm.console import result_commands
 from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.faults import Samples, refuse
-from vitdense.mm.data.images import FILES_READ, evenly_spaced, read_image_file
+from vitdense.mm.data.images import FILES_READ, evenly_spaced, header_size
 from vitdense.mm.data.split import split_images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import ask
@@ -58,6 +58,7 @@ class Data:
     val: Mapping[str, Any]
     densest: int = 0  # most objects in an image, for a detector
     written: Mapping[Path, Mapping] = field(default_factory=dict)  # annotation files to write
+    images: Sequence[str] = ()  # paths for training
 
 
 def read(args: argparse.Namespace) -> Data:
@@ -110,7 +111,8 @@ def _annotated(args: argparse.Namespace) -> Data:
     shared = {} if is_panoptic else {"metainfo": {"classes": classes}}
     densest = 0 if is_panoptic else max(one.densest for one in found.values())
     line = describe("Panoptic segmentation" if is_panoptic else "Detection", classes, sizes, found["val"].sizes)
-    return Data(line, root, *_sides(sizes), shared, **own, densest=densest, written=written)
+    images = [os.path.join(args.images, name) for name in found["train"].sizes]
+    return Data(line, root, *_sides(sizes), shared, **own, images=images, densest=densest, written=written)
 
 
 def _label_maps(args: argparse.Namespace) -> Data:
@@ -126,7 +128,8 @@ def _label_maps(args: argparse.Namespace) -> Data:
     suffixes += [_suffix(args.labels, "--label-suffix", args.label_suffix)]
     root = _common_folder(*folders["train"], *folders["val"])
     files = {split: sorted(map(str, images.rglob(f"*{suffixes[0]}"))) for split, (images, _) in folders.items()}
-    sizes = [one.loaded for one in map(read_image_file, evenly_spaced(files["train"], FILES_READ)) if not one.error]
+    sizes = [header_size(path, stored=False) for path in evenly_spaced(files["train"], FILES_READ)]
+    sizes = [size for size in sizes if size]
     if not sizes:
         raise ConfigError(f"--images: {args.images} has no image that can be read and ends with {suffixes[0]}")
     own = {
@@ -136,7 +139,7 @@ def _label_maps(args: argparse.Namespace) -> Data:
     shared = {"type": "BaseSegDataset", "metainfo": {"classes": classes}}
     shared |= dict(zip(("img_suffix", "seg_map_suffix"), suffixes), reduce_zero_label=args.reduce_zero_label)
     line = describe("Segmentation", classes, files["train"], files["val"])
-    return Data(line, root, *_sides(sizes), shared, **own)
+    return Data(line, root, *_sides(sizes), shared, **own, images=files["train"])
 
 
 def describe(task: str, classes: Sequence[str], train: Sized, val: Sized) -> str:
@@ -188,11 +191,13 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         model = {"backbone": {"init_cfg": None}}
     if args.finetune:
         model = {**model, "backbone": {**model.get("backbone", {}), **FINETUNE[args.finetune]}}
+    trunk = {**cfg.model.backbone, **model.get("backbone", {})}
+    read, of_images, left_out = ask("new", "images", args, cfg, trunk, data.images) or (None, {}, [])
     settings = _length(cfg, args, base)
     if args.base is None:
         settings |= _sizes(cfg, args, data, model, limits)
     changed = Config({"model": model})
-    changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data)})
+    changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data), **of_images})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
     lines = [docstring(data.line, commands(args.out)), ""]
     lines += [f"_base_ = {code(_base_path(base))}", "", f"data_root = {code(data.root)}"]
@@ -205,6 +210,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         lines.append(f"load_from = {code(args.weights or find_published(base.stem).address)}")
         patterns = [CLASS_HEADS, *(labels.fresh if labels else ())]
         fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
+        fresh["exact_load"] |= {"channels": "mean"} if read else {}
         lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset and "metainfo" in data.shared:  # classes and colours of other data
@@ -212,10 +218,16 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     lines.append(f"dataset = {code(shared, prefix=10)}")
     types = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}
     kind = labels.dataset if labels else types.get(args.task)
-    for split, own in (("train", data.train), ("val", data.val)):
-        dataset = {"": Name("dataset"), **own, **_replacing(cfg, split, kind)}
+    if read:
+        lines.append(f"read = {code(read, prefix=7)}")
+    for split, part in (("train", data.train), ("val", data.val)):
+        dataset = {"": Name("dataset"), **part, **_replacing(cfg, split, kind)}
+        if read:
+            steps = f"for step in _base_.{split}_dataloader.dataset.pipeline"
+            steps += f" if step.type not in {code(left_out)}" if left_out else ""
+            dataset["pipeline"] = Name(f'[read if step.type == "LoadImageFromFile" else step {steps}]')
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
-    lines += ["test_dataloader = val_dataloader", "del dataset"]
+    lines += ["test_dataloader = val_dataloader", f"del dataset{', read' if read else ''}"]
     if evaluator:
         lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
     return "\n".join(lines) + "\n"

@@ -22,8 +22,9 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from vitdense.errors import OptionError
-from vitdense.mm.data.faults import Fault, Faults
+from vitdense.mm.data.faults import Fault, Faults, Size
 from vitdense.mm.errors import ConfigError
+from vitdense.seams import ask
 
 THREADS = 8  # most threads that decode images
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
@@ -84,7 +85,7 @@ def header_size(path: str, stored: bool) -> tuple[int, int] | None:
         with header(path) as image:
             return image.size[::-1] if _orientation(image) >= 5 and not stored else image.size
     except OSError:
-        return None
+        return ask("images", "size", path)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -217,7 +218,7 @@ def in_threads(function: Callable[[Item], Any], items: Sequence[Item], words: st
 
 
 def examine_images(
-    sizes: Mapping[str, tuple[int, int] | None], number: int | None, stored: bool, whole: bool = True
+    sizes: Mapping[str, Size | None], number: int | None, stored: bool, whole: bool = True, read: Callable | None = None
 ) -> tuple[list[ImageFile], list[Fault]]:
     """Look for image files and read some: the readable files, and faults.
 
@@ -226,11 +227,12 @@ def examine_images(
         number: Files to read, evenly spaced; None for all.
         stored: Whether images are loaded as stored, not turned by their EXIF orientation.
         whole: See `read_image_file`.
+        read: A function in its place.
     """
     absent = {path for path in sizes if not os.path.isfile(path)}
     fix = "a backslash separates folders on Windows alone: write /" if any("\\" in path for path in absent) else ""
     chosen, faults = evenly_spaced([path for path in sizes if path not in absent], number), Faults()
-    found = in_threads(partial(read_image_file, whole=whole), chosen, "images")
+    found = in_threads(partial(read or read_image_file, whole=whole), chosen, "images")
     faults.add("image files do not exist", *sorted(absent), fix=fix, total=len(sizes))
     for file in found:
         annotated = sizes[file.path]

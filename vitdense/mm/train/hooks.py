@@ -104,11 +104,18 @@ class ExactLoadHook(Hook):
             expression that is needed.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
         base: Weights of the trunk, for a mask transformer's file without them; see `fit_whole`.
+        channels: For a file whose images have other channels; see `vitdense.checkpoint.fit.with_channels`.
     """
 
     priority = "VERY_HIGH"  # before hooks that copy the checkpoint, such as EMAHook
 
-    def __init__(self, fresh: Sequence[str] = (), allow_pickle: bool = False, base: str | None = None) -> None:
+    def __init__(
+        self,
+        fresh: Sequence[str] = (),
+        allow_pickle: bool = False,
+        base: str | None = None,
+        channels: str | Sequence[int] | None = None,
+    ) -> None:
         if isinstance(fresh, str):
             raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {fresh!r}, expected a list: [{fresh!r}]")
         for pattern in fresh:
@@ -116,7 +123,7 @@ class ExactLoadHook(Hook):
                 re.compile(pattern)
             except re.error as error:
                 raise ConfigError(f"fresh of vitdense.ExactLoadHook: got {pattern!r}, no regular expression") from error
-        self.fresh, self.base = tuple(fresh), base
+        self.fresh, self.base, self.channels = tuple(fresh), base, channels
         self.reports: list[LoadReport] = []
         install_loader(allow_pickle)
 
@@ -131,7 +138,7 @@ class ExactLoadHook(Hook):
         self._check_classes(runner, checkpoint)
         # After this hook, mmengine loads checkpoint["state_dict"].
         checkpoint["state_dict"], report = fit_whole(
-            model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base
+            model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base, self.channels
         )
         if runner._resume and report.resized:  # the state of the optimizer has the old sizes
             raise CheckpointMismatchError(

@@ -1,0 +1,177 @@
+"""Images of bands: what is read, refused, written by `vitdense new`, and learned."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tifffile
+import torch
+from commands import run_command
+from PIL import Image
+
+import vitdense
+from vitdense.checkpoint.load import fit_whole
+from vitdense.errors import OptionError
+from vitdense.extensions.bands import files, images, new
+from vitdense.extensions.bands.step import LoadBands
+from vitdense.mm.config.build import build_model
+from vitdense.mm.config.load import load_config
+from vitdense.mm.data.images import header_size
+
+PLANES = dict(photometric="minisblack", planarconfig="separate")
+SAMPLES = dict(photometric="minisblack", planarconfig="contig")
+WRITERS = {
+    "samples.tif": lambda path, x: tifffile.imwrite(path, x, **SAMPLES),
+    "planes.tif": lambda path, x: tifffile.imwrite(path, np.moveaxis(x, -1, 0), **PLANES),
+    "pages.tif": lambda path, x: tifffile.imwrite(path, np.moveaxis(x, -1, 0)),
+    "deflate.TIFF": lambda path, x: tifffile.imwrite(path, x, compression="zlib", tile=(16, 16), **SAMPLES),
+    "array.npy": np.save,
+}
+
+
+def bands(number=5, dtype="uint16", seed=0):
+    return np.random.default_rng(seed).integers(0, 250, (24, 40, number)).astype(dtype)
+
+
+def folder(root, number=5, suffix=".tif", dtype="uint16", factor=1):
+    """Images and label maps of two classes."""
+    for split in ("train", "val"):
+        for name in ("images", "labels"):
+            Path(root, name, split).mkdir(parents=True, exist_ok=True)
+        for i in range(4):
+            pixels = bands(number, dtype, i) * np.array(factor, dtype)
+            WRITERS["array.npy" if suffix == ".npy" else "samples.tif"](f"{root}/images/{split}/{i}{suffix}", pixels)
+            Image.fromarray((pixels[..., -1] > 99).astype(np.uint8)).save(f"{root}/labels/{split}/{i}.png")
+    return sorted(str(path) for path in Path(root).glob("images/train/*"))
+
+
+def about_data(paths, scope="mmseg", **given):
+    cfg = load_config("upernet_swin_nano_shapes" if scope == "mmseg" else "rfdetr_nano_shapes")
+    args = Namespace(**{"bands": None, "alpha": None, **given})
+    return new.images(args, cfg, cfg.model.backbone, paths)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "float32"])
+def test_every_form_of_a_file_is_read(name, dtype, tmp_path):
+    WRITERS[name](tmp_path / name, bands(dtype=dtype))
+    np.testing.assert_array_equal(files.read(tmp_path / name), bands(dtype=dtype))
+    assert files.about(tmp_path / name)[:3] == ((40, 24), 5, np.dtype(dtype))
+    assert header_size(str(tmp_path / name), stored=False) == (40, 24)
+    found = LoadBands(5).transform({"img_path": str(tmp_path / name)})
+    assert (found["img"].dtype, found["img_shape"]) == (np.float32, (24, 40))
+
+
+def test_files_of_mm_are_left_to_its_reader(tmp_path):
+    Image.fromarray(bands(3, "uint8")).save(tmp_path / "lzw.tif", compression="tiff_lzw")
+    assert images.about(tmp_path / "lzw.tif") is None
+    tifffile.imwrite(tmp_path / "deep.tif", bands(3), photometric="rgb")
+    assert images.about(tmp_path / "deep.tif").dtype == np.uint16
+
+
+def test_pictures_show_chosen_bands_between_percentiles():
+    pixels = np.tile(np.linspace(0, 1000, 101, dtype=np.float32)[:, None, None], (1, 4, 5)) * [1, 2, 3, 4, 5]
+    picture = LoadBands(5, shown=(5, 1, 3)).picture(pixels)
+    assert picture[[0, 2, 50, 98, 100], 0, 0].tolist() == [0, 0, 128, 255, 255]
+    np.testing.assert_array_equal(picture[..., 0], picture[..., 2])
+
+
+def test_16_bits_are_8_bits_where_the_upper_byte_is_the_same(tmp_path):
+    inputs = []
+    for dtype, factor in (("uint8", 1), ("uint16", 256)):
+        paths = folder(tmp_path / dtype, dtype=dtype, factor=factor)
+        cfg = load_config("upernet_swin_nano_shapes", about_data(paths)[1])
+        image = torch.from_numpy(LoadBands(5).load(paths[0])).permute(2, 0, 1)
+        inputs.append(build_model(cfg).data_preprocessor({"inputs": [image]})["inputs"])
+    assert inputs[0].shape == (1, 5, 24, 40)
+    torch.testing.assert_close(*inputs, rtol=0, atol=1e-4)
+
+
+def test_a_constant_fourth_band_changes_nothing_and_weights_spread_by_the_rule():
+    size, states = torch.rand(1, 3, 64, 64), {}
+    fourth = torch.cat([size, torch.zeros(1, 1, 64, 64)], 1)  # its mean is its value
+    models = {}
+    for number in (3, 4, 5):
+        cfg = load_config("upernet_swin_nano_shapes", {"model.backbone.in_channels": number})
+        models[number] = build_model(cfg).eval()
+        states[number] = models[number].state_dict()
+    models[3].init_weights()
+    four, _ = fit_whole(models[4], {"state_dict": states[3]}, channels=[0, 1, 2, 0])
+    models[4].load_state_dict(four)
+    with torch.no_grad():
+        for own, other in zip(models[3].backbone(size), models[4].backbone(fourth)):
+            torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+    five, report = fit_whole(models[5], {"state_dict": states[3]}, channels="mean")
+    stem = next(key for key in five if five[key].shape != states[3][key].shape)
+    for band in range(5):
+        torch.testing.assert_close(five[stem][:, band], states[3][stem].mean(1) * 3 / 5)
+    assert "3 -> 5" in str(report)
+    again, _ = fit_whole(models[5], {"state_dict": five}, channels="mean")
+    assert torch.equal(again[stem], five[stem])
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "key"),
+    [
+        (lambda path: tifffile.imwrite(path, bands(3), **SAMPLES), "3 bands"),
+        (lambda path: tifffile.imwrite(path, np.where(bands() > 9, np.float32("nan"), 1), **SAMPLES), "NaN"),
+        (cut, "cut"),
+        (lambda path: path.write_bytes(path.read_bytes()[:40]), "cannot be read"),
+        (lambda path: Image.new("RGB", (40, 24)).save(path, compression="tiff_lzw"), "imagecodecs"),
+        (lambda path: tifffile.imwrite(path, np.zeros((2, 24, 40, 3), "uint8"), photometric="rgb"), "[H, W"),
+    ],
+)
+def test_files_that_cannot_be_used_are_said_before_a_training(damage, key, tmp_path):
+    path = tmp_path / "image.tif"
+    tifffile.imwrite(path, bands(), **SAMPLES)
+    damage(path)
+    cfg = load_config("upernet_swin_nano_shapes", {"model.backbone.in_channels": 5})
+    cfg.model.data_preprocessor.mean = cfg.model.data_preprocessor.std = [1.0] * 5
+    error = images.examiner([dict(type="vitdense.LoadBands", bands=5)], cfg)(str(path), whole=False).error
+    assert key in error
+    assert "\n" not in error
+    with pytest.raises(OptionError, match=r"image\.tif"):
+        LoadBands(5).load(path)
+
+
+def test_models_and_steps_that_do_not_fit_are_refused(tmp_path):
+    cfg, steps = load_config("upernet_swin_nano_shapes"), [dict(type="vitdense.LoadBands", bands=5)]
+    with pytest.raises(OptionError, match="in_channels: got 3"):
+        images.examiner(steps, cfg)
+    colours = [dict(type="LoadBands", bands=3), dict(type="RandomApply", transforms=[dict(type="mmdet.Color")])]
+    with pytest.raises(OptionError, match=r"Color.*may stay"):
+        images.examiner(colours, cfg)
+    for options, key in ((dict(bands=4), "drop_alpha"), (dict(bands=5, shown=(6, 1, 2)), "--bands")):
+        with pytest.raises(OptionError, match=key):
+            LoadBands(**options)
+    with pytest.raises(OptionError, match="--alpha drop"):
+        about_data(folder(tmp_path, 4))
+    step, options, _ = about_data(folder(tmp_path, 4), scope="mmdet", alpha="drop")
+    assert (options["model.backbone.in_channels"], step["drop_alpha"]) == (3, True)
+    assert options["model.data_preprocessor.type"] == "vitdense.DetBandsPreprocessor"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suffix", [".tif", ".npy"])
+def test_a_training_of_five_bands(suffix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder("data", suffix=suffix)
+    places = "--images data/images/train --labels data/labels/train --val-images data/images/val"
+    line = f"{places} --val-labels data/labels/val --classes low,high --image-suffix {suffix} --iters 2 --bands 5 1 2"
+    status, said = run_command(["new", "segmentation", "--base", "upernet_swin_nano_camvid", *line.split(), "mine.py"])
+    assert (status, "PhotoMetricDistortion" in said, "5 bands of uint16" in said) == (0, True, True), said
+    status, said = run_command(["train", "mine.py", "--cfg-options", "train_dataloader.num_workers=0"])
+    assert status == 0, said
+    status, said = run_command(["predict", "work_dirs/mine", "data/images/val", "--out-dir", "out"])
+    assert (status, len(list(Path("out/labels").iterdir()))) == (0, 4), said
+    model = vitdense.load("work_dirs/mine")
+    result = model(bands())
+    np.testing.assert_array_equal(result.semantic, model(f"data/images/val/0{suffix}").semantic)
+    assert result.image.shape == (24, 40, 3)
+    with pytest.raises(OptionError, match="3 bands"):
+        model(bands(3))
