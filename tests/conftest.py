@@ -1,5 +1,6 @@
 """Shared fixtures. Importing vitdense first makes mmcv importable without a compiler."""
 
+import copy
 import fcntl
 import gc
 import itertools
@@ -71,6 +72,29 @@ def _own_state_of_mmengine():
     with pytest.MonkeyPatch.context() as patch:
         for kind in (DefaultScope, MMLogger):
             patch.setattr(kind, "_instance_dict", OrderedDict())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _recipes_are_read_once():
+    """mmengine executes a recipe and its bases each time: most of the time of most tests that load a config."""
+    if not find_spec("mmengine"):
+        yield
+        return
+    from mmengine.config import Config
+
+    read, kept = Config._file2dict, {}
+
+    def read_once(filename, *args, **options):
+        if not Path(filename).is_relative_to(REPO / "configs"):
+            return read(filename, *args, **options)
+        key = (filename, args, *options.items())
+        if key not in kept:
+            kept[key] = read(filename, *args, **options)
+        return copy.deepcopy(kept[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Config, "_file2dict", staticmethod(read_once))
         yield
 
 

@@ -237,8 +237,6 @@ class Voc(Data):
 
 
 class VocFolder(Voc):
-    """The same, as `new` reads it."""
-
     format = "voc_folder"
 
     def __init__(self) -> None:
@@ -253,7 +251,6 @@ class VocFolder(Voc):
 
 
 def config_of(data: Data, folder: Path, splits: tuple[str, ...] = tuple(SPLITS)) -> Config:
-    """The data, written, in a config whose model cannot be built."""
     data.write(folder)
     found = {"default_scope": "mmdet", "model": {"type": "MaskRCNN"}, "train_cfg": {"max_epochs": 1}}
     found |= {"optim_wrapper": {}, "param_scheduler": None}

@@ -13,7 +13,6 @@ TRUNK.update(out_indices=(1,), out_norm="final")
 
 
 def make(folder):
-    """A linear head on a small ViT, for shapes of 96 pixels that are resized to 128."""
     cfg = load_config("upernet_swin_nano_shapes", work_dir=str(folder / "work"))
     cfg.model.backbone, cfg.model.decode_head = TRUNK, HEAD
     cfg.model.neck = cfg.model.auxiliary_head = None

@@ -37,7 +37,6 @@ def weights(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
 
 
 def targets(size: int, counts: tuple[int, ...], width: int | None = None) -> list[dict[str, Tensor]]:
-    """Labels, boxes (cx, cy, w, h) from 0 to 1 and masks of objects in squares, or rectangles of the height `size`."""
     found = []
     for i, count in enumerate(counts):
         labels = normal(f"labels {i}", count).mul(100).long().abs() % 91
@@ -65,8 +64,6 @@ def with_keypoints(truths: list[dict[str, Tensor]], number: int = 17) -> list[di
 
 @contextmanager
 def same_points():
-    """`torch.rand` gives the same numbers to every row, whatever the number of rows."""
-
     def rand(*size: int, **options: object) -> Tensor:
         return original(1, *size[1:], generator=torch.Generator().manual_seed(0)).expand(*size).clone()
 

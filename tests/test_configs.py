@@ -30,7 +30,6 @@ read, loaded = cache(Config.fromfile), cache(load_config)
 
 
 def build_on_meta(cfg):
-    """The model of a config without values: enough for names, shapes and settings, and quick."""
     with torch.device("meta"):
         return build_model(cfg)
 
@@ -176,7 +175,6 @@ def decays(model, cfg):
 
 
 def norm_parameters(model):
-    """Names of the parameters of norms, by the kind of module: mmseg's batch norms are not called so."""
     kinds = (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm)
     names = (name for name, module in model.named_modules() if isinstance(module, kinds))
     return {f"{name}.{leaf}" for name in names for leaf in ("weight", "bias")}

@@ -64,7 +64,6 @@ def built(name):
 
 
 def marks_of(name):
-    """Larger sizes of a recipe are slow."""
     is_slow = name in {path.stem for path in LARGER}
     return [pytest.mark.slow] * is_slow + [needs_research] * any(name == row[0] for row in OF_RESEARCH)
 

@@ -97,7 +97,6 @@ SIZE = (45, 70)
 
 @pytest.fixture(scope="module")
 def queries():
-    """Logits of classes and masks, the masks of a pass of 32 x 48 pixels of a padded image, and what reads them."""
     make = torch.Generator().manual_seed(0)
     classes = torch.randn(30, 6, generator=make) * 3
     masks = F.interpolate(torch.randn(1, 30, 4, 5, generator=make) * 3, (8, 12), mode="bilinear")[0]
@@ -171,7 +170,6 @@ RESIZE = {"scale": [80, 60], "keep_ratio": True}
 
 
 def program_of(outputs, **about):
-    """A program whose outputs do not depend on the image."""
     about = {"mean": None, "std": None, "channels": "RGB", "classes": ["a", "b"], "resize": RESIZE, **about}
     about = {key: json.dumps(value) for key, value in about.items()}
     return Program("a.onnx", Engine(lambda _: [x[None] for x in outputs.values()], [*outputs], np.float32, about))

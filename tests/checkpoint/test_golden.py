@@ -88,8 +88,6 @@ FILES = [(name, size) for name in GOLDEN for size in FOLDERS if (name, size) != 
 
 
 def read_golden(path):
-    """Configuration, weights by the authors' names, inputs in float32, and outputs by input and index. (A file of one
-    input does not number it.)"""
     with safe_open(path, "pt") as file:
         config = json.loads(file.metadata()["config"])
     config = config.get("constructor", config)

@@ -21,7 +21,6 @@ def make(**options):
 
 
 def official(model, norms=False):
-    """The model's weights as the authors' classification code names them, or with `norms` their dense code."""
     state = {key: value.clone() for key, value in model.state_dict().items() if norms or not key.startswith("norm")}
     if not norms:
         state |= {"norm.weight": torch.ones(16), "head.weight": torch.ones(10, 16)}

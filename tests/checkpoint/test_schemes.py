@@ -33,7 +33,6 @@ SHALLOW = {"embed_dims": 96, "depths": (2, 2, 2, 2), "num_heads": (3, 6, 12, 24)
 
 
 def shrunk(row):
-    """A plain ViT with every part of another one and few channels and blocks; heads stay as wide as they are."""
     dim = 2 * row.embed_dims // row.num_heads
     ffn_dims = row.ffn_dims and row.ffn_dims * dim // row.embed_dims
     return replace(row, embed_dims=dim, depth=2, num_heads=2, ffn_dims=ffn_dims, taps=None)

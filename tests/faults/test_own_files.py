@@ -145,7 +145,6 @@ def rows(folder):
 
 def run_program(name, engine="onnxruntime", model=""):
     def run(folder):
-        """What is found, after what `verify` says: where that is no, any answer is right."""
         status = verify.main([str(folder / name), "--engine", engine])
         answer = Program(folder / name, engine, model=model)(PHOTO).semantic.tolist()
         if status:
@@ -282,7 +281,6 @@ ODD = [..., None, "odd", "", 7, -1, 1e300, float("nan"), float("inf"), True, [],
 
 
 def other_value(draw, value):
-    """What was done to a field, and its new value (`...`: none)."""
     if isinstance(value, np.ndarray) and value.size:
         return draw.choice(
             [("longer", np.concatenate([value, value])), ("flat", value.ravel()), ("zeros", value * 0), ("absent", ...)]

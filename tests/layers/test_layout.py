@@ -37,7 +37,6 @@ TRACED = pytest.mark.parametrize("traced", [False, True])
 
 @pytest.fixture
 def compiling(monkeypatch):
-    """Switches the forms for compiled models on, without a compiler."""
     return lambda on=True: monkeypatch.setattr(torch.compiler, "is_compiling", lambda: on)
 
 

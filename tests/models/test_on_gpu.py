@@ -18,7 +18,6 @@ def float32(monkeypatch):
 
 @pytest.fixture
 def sync_debug_mode():
-    """The state of the process is afterwards as before."""
     mode = torch.cuda.get_sync_debug_mode()
     yield
     torch.cuda.set_sync_debug_mode(mode)

@@ -106,7 +106,6 @@ kinds_of_blocks = pytest.mark.parametrize(
 
 
 def assert_block_is_the_definition(make, layer_scale, size, window, table):
-    """`make` gives a block of a spec. Global blocks without relative positions have extra tokens."""
     torch.manual_seed(0)
     block = randomise(make(BlockSpec(ViTArch(8, 1, 2, layer_scale=layer_scale), window, table))).double()
     extra = 2 if window is None and table is None else 0

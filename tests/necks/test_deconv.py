@@ -36,7 +36,6 @@ def test_every_parameter_gets_a_gradient_and_levels_read_their_own_map(design):
 
 
 def transposed(x, weight, bias):
-    """Transposed convolution of 2x2 with stride 2 by definition: every pixel becomes a patch. ``[B, D, h, w]``."""
     patches = torch.einsum("bdhw,dckl->bchkwl", x, weight)  # [B, C, h, 2, w, 2]
     return patches.flatten(2, 3).flatten(3, 4) + bias[:, None, None]
 

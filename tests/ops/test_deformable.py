@@ -123,7 +123,6 @@ def test_gradient_of_offsets_at_whole_positions(settings, modulated, dtype):
 
 
 def first_values(tensor: torch.Tensor, channels: int, h: int, w: int) -> torch.Tensor:
-    """The compiled op reads the first values of each image, as if its map were h x w."""
     out = torch.zeros(len(tensor), channels, h, w, dtype=tensor.dtype)
     for b, c, i, j in itertools.product(*map(range, out.shape)):
         out[b, c, i, j] = tensor[b].flatten()[(c * h + i) * w + j]

@@ -28,7 +28,6 @@ class Option(NamedTuple):
 
 
 def counting(epochs):
-    """Keys of a config that counts epochs, or iterations, instead of the other."""
     length = dict(max_epochs=12, val_interval=12) if epochs else dict(max_iters=40, val_interval=40)
     schedules = [dict(type="LinearLR", start_factor=0.5, by_epoch=False, begin=0, end=2 if epochs else 40)]
     if epochs:
@@ -105,7 +104,6 @@ def image_size(row, value):
 
 
 def due_validations(row):
-    """Iterations after which there is one."""
     unit, every, begin = (row.per_epoch, 1, 2) if row.by_epoch else (1, 2, 3)
     number = row.iterations // unit
     every, begin = {"interval": (every, 0), "begin": (1, begin)}.get(row["val"], (number, 0))

@@ -46,7 +46,6 @@ class Recipe(NamedTuple):
 
 
 def of_shapes(options: str) -> list[str]:
-    """Options of `vitdense new`, whose paths are below the data set."""
     return [word if word.startswith("--") else f"data/shapes/{word}" for word in options.split()]
 
 
@@ -83,8 +82,6 @@ ALWAYS["default_hooks.probe"] = dict(type="PairsProbe")
 
 @HOOKS.register_module()
 class PairsProbe(Hook):
-    """A training or a test, from inside."""
-
     priority = "VERY_LOW"
     latest: ClassVar["PairsProbe | None"] = None
     interrupts: ClassVar[bool] = False  # by SIGTERM, as a scheduler does
@@ -354,7 +351,6 @@ class Row:
         }
 
     def everything(self):
-        """All steps; and then what every option promises, all that is not kept in one message."""
         for step in (self.train, self.test, self.predict, self.export):
             step()
         broken = []

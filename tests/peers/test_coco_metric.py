@@ -63,7 +63,6 @@ def mask_of(rng, box, height, width):
 
 
 def odd_file(rng):
-    """The content of an annotation file, every second annotation with something odd."""
     ids = rng.permutation(50)[:3].tolist()
     named = {"keypoints": ["x", "y", "z"]}
     categories = [{"id": key, "name": name, **named} for key, name in zip(ids, rng.permutation(NAMES).tolist())]
@@ -88,7 +87,6 @@ def odd_file(rng):
 
 
 def detections(rng, content):
-    """Corners, scores with ties, labels, masks and keypoints per image: some near objects, some elsewhere."""
     names = {one["id"]: NAMES.index(one["name"]) for one in content["categories"]}
     found = {}
     for image in content["images"]:

@@ -12,7 +12,6 @@ from vitdense.results.result import Result, codes_of
 
 
 def masks(rng, size):
-    """Empty, whole, one pixel, lines, blobs and noise: [6, H, W]."""
     made = np.zeros((6, *size), bool)
     made[1] = True
     made[2, -1, -1] = True

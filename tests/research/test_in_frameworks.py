@@ -25,7 +25,6 @@ def folder(tmp_path_factory):
 
 
 def config_with(row, name, folder):
-    """The config with this backbone, few images and two iterations. One stride becomes four by a DeconvPyramid."""
     size = {"settings.image_size": 96} if name.startswith("cascade") else {}  # the segmentor's images are as drawn
     cfg = load_config(name, {"data_root": f"{folder}/shapes", "settings.max_iters": 2, **size})
     with torch.device("meta"):

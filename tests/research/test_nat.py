@@ -19,7 +19,6 @@ SCALED = {**ARCH, "mlp_ratio": 2.0, "layer_scale": 1e-5}
 
 
 def official(arch, kernel=7, output_norms=False):
-    """A random state dict with the names and shapes of the authors' classifier, or of their detectors' backbone."""
     state, dim = {}, arch["embed_dims"]
 
     def add(name, *shape, mean=0.0, std=0.05):

@@ -164,7 +164,6 @@ def test_multiply_adds_of_an_image_of_800x1344(dim, size, pool, gmacs):
 
 
 def resnet_of_mm(scope, kind, plugin):
-    """A small ResNet of mm with a plugin in every block of its third stage, or without; weights as mm draws them."""
     registry = pytest.importorskip(f"{scope}.registry")
     options = {"type": kind, "depth": 50, "base_channels": 8, "stem_channels": 8, "norm_eval": False}
     if plugin:

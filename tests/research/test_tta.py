@@ -33,7 +33,6 @@ def run(detector, *views):
 
 
 def predict(detector, one_view):
-    """The detector's own results for a view, with masks as probabilities in steps of 1/255."""
     pixels, sample = one_view
     model = build(detector)
     model.roi_head.test_cfg = ConfigDict(model.roi_head.test_cfg, mask_thr_binary=-1)

@@ -201,8 +201,6 @@ def test_attention_computes_again_after_counting():
 
 
 class Tiny(nn.Module):
-    """A bit of everything; makes an index in its first pass."""
-
     def __init__(self):
         super().__init__()
         self.conv = nn.Conv2d(3, 16, 4, 4)

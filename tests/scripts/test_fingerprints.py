@@ -16,7 +16,6 @@ NAME = "dinov3_small.fb_lvd1689m"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """An image, random weights in timm's names, and the features that timm's model gives for them, ``[2, 5]``."""
     folder = tmp_path_factory.mktemp("fingerprints")
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (120, 160, 3), generator=generator, dtype=torch.uint8)

@@ -30,7 +30,6 @@ def vit(image=64, arch=(), family="ViT", **options):
 
 
 def draw(state):
-    """Random weights large enough that every part of the model changes the maps, the queries and keys included."""
     return {
         key: torch.randn_like(x) / (1 if key.endswith("qkv.weight") else 10) if x.is_floating_point() else x
         for key, x in state.items()

@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 
 def torchrun(name, *args, status=0, processes=2):
-    """Processes of a tool, and what all printed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run(
         [*command, f"tools/{name}.py", *map(str, args)], capture_output=True, text=True, cwd=REPO, env=environment()
@@ -61,7 +60,6 @@ def train_in_two(folder):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Work folder of a training of two processes, which tests leave as it is."""
     return made_once(tmp_path_factory, "processes", train_in_two) / "two"
 
 

@@ -71,7 +71,6 @@ def tool_here(monkeypatch, capsys):
 
 
 def watched(logger):
-    """Options of a training: pictures of its validation, and a logger if that is installed."""
     pictures = ["default_hooks.visualization.draw=True", "default_hooks.visualization.interval=1"]
     return [*(["--log-to", logger] if find_spec(logger) else []), "--cfg-options", *pictures]
 

@@ -28,7 +28,6 @@ def write(folder, time, *records, end="\n"):
 
 @pytest.fixture
 def run(tmp_path):
-    """A work folder of a run that was killed after iteration 45, and resumed from iteration 20."""
     folder = tmp_path / "run"
     first = train(10, 5.0), train(20, 4.0), {"mIoU": 30.0, "step": 20}, train(30, 9.0), train(40, 9.0)
     write(folder, "20260101_100000", *first, end='\n{"base_lr": 0.1, "lo')

@@ -33,7 +33,6 @@ def annotation(image, category, box, **more):
 
 
 def drawn(rng, images, per_image):
-    """An annotation file with ids that do not start at 1, and what a middling detector finds."""
     categories = [
         {"id": 7 + i, "name": name, "keypoints": ["x", "y", "z"], "sigmas": SIGMAS} for i, name in enumerate(CLASSES)
     ]
@@ -179,7 +178,6 @@ def test_bad_files_are_refused_in_one_line(wrong, files, tmp_path):
 
 
 def damage(content, rng, number):
-    """Damage labels: a fourth each removed, moved, of another class, doubled; the places and ids of each."""
     content = copy.deepcopy(content)
     picked, places = rng.choice(len(content["annotations"]), number, replace=False), []
     for i, one in enumerate([content["annotations"][row] for row in picked]):

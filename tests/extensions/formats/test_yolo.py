@@ -11,8 +11,6 @@ BOX = "1 0.5 0.25 0.2 0.1\n"
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a data set of images 200x100 with these lines as labels of `a`; `b` is stored turned."""
-
     def write(lines, data=DATA, labels="set/labels/train/a.txt"):
         for name, size, orientation in (("train/a.jpg", (200, 100), 1), ("train/x/b.jpg", (100, 200), 6)):
             for split in ("train", "val"):

@@ -30,7 +30,7 @@ from vitdense.runtime import BOUNDS, compare_results
 point_of = pytest.importorskip("vitdense.extensions.operating_point.point")
 
 pytestmark = pytest.mark.long
-ARCH = dict(embed_dims=48, depth=4, num_heads=3)
+ARCH = dict(embed_dims=48, depth=3, num_heads=3)
 SIZE = dict(type="Resize", scale=(128, 96), keep_ratio=False)
 TRUNK = dict(_delete_=True, arch=ARCH, pretrain_img_size=128, frozen_stages="all", out_norm="shared")
 MODELS = {  # name: recipe, what replaces parts of its model
@@ -45,16 +45,16 @@ MODELS = {  # name: recipe, what replaces parts of its model
     ),
     "segmentor": (
         "linear_deit_t_camvid",
-        dict(backbone=dict(TRUNK, type="vitdense.ViT", out_indices=(3,)), decode_head=dict(in_channels=48)),
+        dict(backbone=dict(TRUNK, type="vitdense.ViT", out_indices=(2,)), decode_head=dict(in_channels=48)),
     ),
     "panoptic": (
         "eomt_nano_shapes",
         dict(
-            backbone=dict(TRUNK, type="vitdense.TokenViT", out_indices=(0, 1, 2, 3)),
+            backbone=dict(TRUNK, type="vitdense.TokenViT", out_indices=(0, 1, 2)),
             panoptic_head=dict(
                 _delete_=True,
                 type="vitdense.PMTHead",
-                in_channels=[48] * 4,
+                in_channels=[48] * 3,
                 num_heads=3,
                 num_queries=9,
                 num_blocks=1,

@@ -29,7 +29,7 @@ OPTIONS |= {"model.backbone.arch.depth": 3, "model.backbone.out_indices": (0, 1,
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keypoints")
     cfg = load_config("rfdetr_keypoints_nano_figures", OPTIONS)
-    torch.manual_seed(0)
+    torch.manual_seed(3)
     model = build_model(cfg)
     for parameter in model.parameters():  # the start predicts one thing everywhere
         torch.nn.init.normal_(parameter, std=0.2 if parameter.ndim < 2 else parameter[0].numel() ** -0.5)

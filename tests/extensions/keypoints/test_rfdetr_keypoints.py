@@ -28,7 +28,6 @@ def make(image=576, queries=100):
 
 
 def drawn(rows=1, **shapes):
-    """Weights by the names of the authors' file, with this many outputs; the last has keypoints."""
     wanted = {}
     for key, shape in shapes_of("KeypointPreview").items():
         wanted[key] = (rows, *shape[1:]) if "class_embed" in key else shapes.get(key.replace(".", "_"), shape)

@@ -487,8 +487,6 @@ def all_segments(change):
 
 
 def pngs(change, form="PNG"):
-    """Other PNGs; `change` gets the picture."""
-
     def apply(data):
         for name in [name for name in data.files if "_png/" in name]:
             data.files[name] = encoded(change(Image.open(io.BytesIO(data.files[name]))), form)

@@ -20,7 +20,6 @@ from vitdense.mm.train.metrics import count_segments
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory):
-    """Eight images to train, the last without an object, and four to validate, one with a crowd."""
     return draw_dataset(tmp_path_factory.mktemp("data") / "shapes", num_train=8, num_val=4, image_size=(64, 96))
 
 

@@ -51,8 +51,6 @@ def test_as_predict(name):
 
 
 class Steps(torch.nn.Module):
-    """Maps of an image with these channels: what is exported here is the head."""
-
     def __init__(self, channels):
         super().__init__()
         convs = [torch.nn.Conv2d(3, width, 3, 32 >> i, 1) for i, width in enumerate(channels[::-1])]  # the last: 32

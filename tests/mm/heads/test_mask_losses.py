@@ -39,7 +39,6 @@ class Model(nn.Module):
 
 
 def sample(labels, seed=0):
-    """Things of these labels, and a class of stuff below 255; without labels also none."""
     generator = torch.Generator().manual_seed(seed)
     masks = torch.randn(len(labels), SIZE, SIZE, generator=generator) > 0.5
     found = DetDataSample(metainfo={"img_shape": (SIZE, SIZE), "batch_input_shape": (SIZE, SIZE)})

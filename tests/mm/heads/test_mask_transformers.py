@@ -81,7 +81,6 @@ def assert_masks_of_the_authors(model, tensors):
 
 
 def as_difference(state, tmp_path):
-    """The file with the trunk of another, random one subtracted, whose norms are nearly the same, and that one."""
     start = "network.encoder.backbone."
     base = {
         key.removeprefix(start): x - 0.01 * torch.randn_like(x) if "norm" in key else torch.randn_like(x)

@@ -67,7 +67,6 @@ def names():
 
 
 def file_of(model, kind):
-    """The authors' state dict, with the position of a class token and the tables of EVA-02's rotary positions."""
     ours = model.state_dict()
     slot = {"tokens.cls_position": torch.randn(1, 1, 32)}
     file = convert(model.backbone.state_dict() | slot, "detectron2").state

@@ -312,7 +312,6 @@ def test_a_run_without_averaging_resumes_from_the_raw_weights(make):
 
 
 def kill(runner=None, number=signal.SIGTERM):
-    """Signals all processes twice, as `timeout` and batch systems do."""
     for _ in range(2):
         for worker in multiprocessing.active_children():
             os.kill(worker.pid, number)
