@@ -59,6 +59,9 @@ def test_every_form_of_a_file_is_read(name, dtype, tmp_path):
     np.testing.assert_array_equal(files.read(tmp_path / name), bands(dtype=dtype))
     assert files.about(tmp_path / name)[:3] == ((40, 24), 5, np.dtype(dtype))
     assert header_size(str(tmp_path / name), stored=False) == (40, 24)
+    if "deflate" not in name:
+        assert isinstance(files.window(tmp_path / name), np.memmap)
+        np.testing.assert_array_equal(files.window(tmp_path / name)[4:9], bands(dtype=dtype)[4:9])
     found = LoadBands(5).transform({"img_path": str(tmp_path / name)})
     assert (found["img"].dtype, found["img_shape"]) == (np.float32, (24, 40))
 

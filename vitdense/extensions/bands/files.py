@@ -22,7 +22,7 @@ class About(NamedTuple):
 
 def about(path: str | Path) -> About:
     """Look at a file without reading its pixels. For errors see `read`."""
-    return _open(path, whole=False)
+    return _open(path, "about")
 
 
 def read(path: str | Path) -> np.ndarray:
@@ -32,15 +32,20 @@ def read(path: str | Path) -> np.ndarray:
         OptionError: It is no image ``[H, W]`` or ``[H, W, bands]`` of numbers, or is cut, or is compressed as
             tifffile alone cannot read.
     """
-    return _open(path, whole=True)
+    return np.array(_open(path, "read"))
 
 
-def _open(path: str | Path, whole: bool) -> About | np.ndarray:
+def window(path: str | Path) -> np.ndarray:
+    """As `read`, but pixels are read where they are used. Not for a TIFF that is compressed or in tiles."""
+    return _open(path, "window")
+
+
+def _open(path: str | Path, use: str) -> About | np.ndarray:
     try:
         if Path(path).suffix.lower() in TIFF:
-            return _tiff(path, whole)
+            return _tiff(path, use)
         pixels = with_bands(np.load(path, mmap_mode="r", allow_pickle=False))
-        return np.array(pixels) if whole else About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype)
+        return About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype) if use == "about" else pixels
     except Exception as error:  # readers have no error in common
         kind = "" if isinstance(error, OptionError) else f"{type(error).__name__}: "
         raise OptionError(f"image {path} cannot be read ({kind}{error})") from error
@@ -53,7 +58,7 @@ def with_bands(pixels: np.ndarray) -> np.ndarray:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _tiff(path: str | Path, whole: bool) -> About | np.ndarray:
+def _tiff(path: str | Path, use: str) -> About | np.ndarray:
     try:
         import tifffile
     except ModuleNotFoundError as error:
@@ -69,8 +74,11 @@ def _tiff(path: str | Path, whole: bool) -> About | np.ndarray:
         ends = [start + count for pairs in blocks for start, count in pairs]
         if max(*ends, (series.dataoffset or 0) + series.nbytes * (series.dataoffset is not None)) > end:
             raise OptionError(f"the file is cut after {end} bytes")
-        pixels = series.asarray() if whole else np.broadcast_to(np.zeros((), series.dtype), series.shape)
+        if use == "about":
+            pixels = np.broadcast_to(np.zeros((), series.dtype), series.shape)
+        else:
+            pixels = series.asarray() if use == "read" else tifffile.memmap(path, mode="r")
         are_pages = pixels.ndim == 3 and not series.axes.endswith("S")
         pixels = with_bands(np.moveaxis(pixels, 0, -1) if are_pages else pixels)
         has_alpha = any(sample in ALPHA for sample in page.extrasamples)
-        return pixels if whole else About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype, has_alpha)
+        return About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype, has_alpha) if use == "about" else pixels

@@ -44,8 +44,8 @@ def images(args: argparse.Namespace, cfg: Config, trunk: Mapping[str, Any], path
     where = "model.backbone.trunk" if "trunk" in trunk else "model.backbone"
     changes = {f"model.data_preprocessor.{key}": x for key, x in (("mean", mean), ("std", std), ("bgr_to_rgb", False))}
     changes[f"{where}.in_channels"] = step.channels
-    if step.channels != 3 and "checkpoint" in (trunk.get("trunk", trunk).get("init_cfg") or ()):
-        changes[f"{where}.init_cfg.channels"] = "mean"
+    if "checkpoint" in (trunk.get("trunk", trunk).get("init_cfg") or ()):
+        changes[f"{where}.init_cfg.channels"] = [0, 1, 2] if step.channels == 3 else "mean"
     kind = "Seg" if cfg.get("default_scope") == "mmseg" else "Det"
     changes["model.data_preprocessor.type"] = f"vitdense.{kind}BandsPreprocessor"
     left_out = {type_name(one) for one in nodes(cfg.train_dataloader.dataset)} & FOR_RGB

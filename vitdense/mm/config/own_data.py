@@ -225,7 +225,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         if read:
             steps = f"for step in _base_.{split}_dataloader.dataset.pipeline"
             steps += f" if step.type not in {code(left_out)}" if left_out else ""
-            dataset["pipeline"] = Name(f'[read if step.type == "LoadImageFromFile" else step {steps}]')
+            dataset["pipeline"] = Name(f'[read if "LoadImage" in step.type else step {steps}]')
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", f"del dataset{', read' if read else ''}"]
     if evaluator:
