@@ -7,6 +7,7 @@ import re
 import cv2
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("mmdet")
 pytest.importorskip("hotcoco")
@@ -15,8 +16,10 @@ from pycocotools import mask as rle
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from vitdense.extensions.errors import predictions
+from vitdense.extensions.errors import predictions, report
+from vitdense.extensions.errors.maps import Maps
 from vitdense.extensions.errors.objects import KINDS, Judged
+from vitdense.mm.train.metrics import PanopticMetric
 
 SIDE, CLASSES = 200, ("cat", "dog <b>", "owl")
 POINTS = 3
@@ -214,3 +217,33 @@ def test_damaged_labels_are_the_first_suspects(files, tmp_path):
         return row["image_id"] == spot["image"] and (row["annotation_id"] == spot["id"] or same)
 
     assert sum(any(points_to(row, spot) for row in found) for spot in places) >= 0.8 * number
+
+
+def test_pixels_and_segments_are_those_of_the_metrics(tmp_path):
+    mmseg = pytest.importorskip("mmseg.evaluation")
+    rng, samples, meta = np.random.default_rng(8), [], {"classes": CLASSES, "thing_classes": CLASSES[:2]}
+    for i in range(3):
+        image, truth = tmp_path / f"{i}.png", rng.integers(0, 4, (40, 60))  # 3 is not marked
+        cv2.imwrite(str(image), np.full((40, 60, 3), 90, np.uint8))
+        cv2.imwrite(str(tmp_path / f"ids{i}.png"), np.dstack([truth * 0, truth * 0, truth + 1]).astype(np.uint8))
+        found = np.where(rng.random((40, 60)) < 0.7, truth % 3, rng.integers(0, 3, (40, 60)))
+        segments = [{"id": label + 1, "category": label, "is_thing": label < 2} for label in range(3)]
+        maps = {"gt_sem_seg": {"data": torch.tensor(truth)}, "pred_sem_seg": {"data": torch.tensor(found)}}
+        where = {"img_path": str(image), "seg_map_path": str(tmp_path / f"ids{i}.png"), "segments_info": segments}
+        samples.append({**maps, **where, "ori_shape": (40, 60), "pred": torch.tensor(found)[None]})
+    for metric in (mmseg.IoUMetric(ignore_index=3, collect_device="cpu"), PanopticMetric()):
+        metric.dataset_meta = meta
+        looked = Maps(metric)
+        if isinstance(metric, PanopticMetric):
+            samples = [{**one, "pred_panoptic_seg": {"sem_seg": one["pred"]}} for one in samples]
+        for batch in (samples[:2], samples[2:]):
+            metric.process({}, batch)
+            looked.process({}, batch)
+        values = {name: float(value) for name, value in metric.evaluate(3).items()}
+        assert looked.evaluate(3) == {}
+        page = report.write_report(tmp_path / type(metric).__name__, report.Tested("model", values, maps=looked))
+        said = json.loads((page.parent / "metrics.json").read_text())["pixels"]
+        key, name = ("PQ", "coco_panoptic/PQ") if "coco_panoptic/PQ" in values else ("IoU", "mIoU")
+        assert 100 * np.mean([row[key] for row in said["table"]]) == pytest.approx(values[name], abs=0.006)
+        assert np.sum(said["confusion"]["matrix"]) == sum((x["gt_sem_seg"]["data"] < 3).sum() for x in samples)
+        assert page.read_text().count("<img") == 3

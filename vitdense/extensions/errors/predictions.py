@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hotcoco
 import numpy as np
+from pycocotools.cocoeval import Params
 
 from vitdense.extensions.errors.report import Tested
 from vitdense.mm.data.coco import parse
@@ -39,37 +41,28 @@ def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
     truth, names = Truth({truth_file: content}), [one["name"] for one in content["categories"]]
     truth.number(names)
     labels = {one["id"]: i for i, one in enumerate(content["categories"], 1)}
-    for key, known in (("image_id", {one["id"] for one in content["images"]}), ("category_id", labels)):
+    images = {one: number for (_, one), number in truth.images.items()}
+    for key, known in (("image_id", images), ("category_id", labels)):
         if unknown := sorted({str(row[key]) for row in rows if row[key] not in known}):
             raise ConfigError(
                 f"--predictions {file}: {key} not in {truth_file}: {join_some(unknown)}; give annotations of the same "
                 f"data"
             )
-    numbers = [truth.images[truth_file, row["image_id"]] for row in rows]
+    numbered = [{**row, "image_id": images[row["image_id"]], "category_id": labels[row["category_id"]]} for row in rows]
     try:
-        boxes = np.array([row.get("bbox") or box_of(row) for row in rows], float).reshape(len(rows), 4)
-        scores = np.array([row["score"] for row in rows], float)
+        known = hotcoco.COCO({**truth.dataset, "annotations": []}).load_res(numbered).dataset["annotations"]
+        columns = [[one["image_id"], *one["bbox"], one["score"], one["category_id"]] for one in known]
+        boxes = np.array(columns, float).reshape(len(rows), 7)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"--predictions {file}: got a bbox or score ({error}), expected four numbers, and one"
         ) from error
-    found = np.column_stack([numbers, boxes, scores, [labels[row["category_id"]] for row in rows]])
     kinds = [kind for kind, key in PLACES.items() if all(key in row for row in rows)]
-    evaluations = [_evaluate(truth, found, kind, rows, content) for kind in ("bbox", *kinds)]
+    evaluations = [_evaluate(truth, boxes, kind, rows, content) for kind in ("bbox", *kinds)]
     metrics = {f"{one.kind}_{name}": value for one in evaluations for name, value in one.precisions("").items()}
     folder = truth_file.parent if folder is None else folder
-    paths = {truth.images[truth_file, one["id"]]: str(folder / one.get("file_name", "")) for one in content["images"]}
-    return Tested(str(file), names, metrics, [(one, 100) for one in evaluations], paths)
-
-
-def box_of(row: Mapping[str, Any]) -> Sequence[float]:
-    """The box of a result with a mask or keypoints alone."""
-    from pycocotools import mask as rle
-
-    if "segmentation" in row:
-        return rle.toBbox(row["segmentation"]).tolist()
-    points = np.array(row["keypoints"], float).reshape(-1, 3)[:, :2]
-    return [*points.min(0), *(points.max(0) - points.min(0))]
+    paths = {images[one["id"]]: str(folder / one.get("file_name", "")) for one in content["images"]}
+    return Tested(str(file), metrics, [(one, 100) for one in evaluations], paths)
 
 
 def _evaluate(truth: Truth, boxes: np.ndarray, kind: str, rows: Sequence[Mapping], content: Mapping) -> Evaluation:
@@ -79,15 +72,12 @@ def _evaluate(truth: Truth, boxes: np.ndarray, kind: str, rows: Sequence[Mapping
         options["fields"] = ["segmentation"]
     if kind == "keypoints":
         options |= {"fields": ["keypoints", "num_keypoints"], "kpt_oks_sigmas": sigmas_of(content)}
-    places = {key: [row[key] for row in rows]} if key else {}
-    images = list(truth.images.values())
-    return evaluate(truth, Found(boxes, places), kind, images=images, thresholds=THRESHOLDS, **options)
+    found = Found(boxes, {key: [row[key] for row in rows]} if key else {})
+    return evaluate(truth, found, kind, images=list(truth.images.values()), thresholds=THRESHOLDS, **options)
 
 
 def sigmas_of(content: Mapping) -> np.ndarray:
     """The sigmas of a file's category with keypoints; COCO's for a person's 17."""
-    from pycocotools.cocoeval import Params
-
     one = next((one for one in content["categories"] if one.get("keypoints")), {})
     person = Params("keypoints").kpt_oks_sigmas
     sigmas = np.array(one.get("sigmas", person), float)

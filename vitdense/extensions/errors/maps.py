@@ -1,0 +1,126 @@
+"""What a segmentor or a panoptic model takes for something else, pixel by pixel."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import hotcoco
+import numpy as np
+from mmengine.evaluator import BaseMetric
+
+from vitdense.extensions.errors import page
+from vitdense.extensions.errors.pictures import SIDE, Figures
+from vitdense.mm.data.panoptic import read_ids
+from vitdense.results import draw
+
+METRICS = ("IoUMetric", "PanopticMetric")  # metrics of segmentors and of panoptic models
+VOID = 65535  # pixels that do not count
+SHOWN = 32  # images
+LEGEND = "Left the truth, right what was found, where it is wrong"
+INSTANCE_OFFSET = 1000  # mmdet's: the id of a segment is its label + 1000 * number
+
+
+class Looked(NamedTuple):
+    """An image and its label maps, small."""
+
+    path: str
+    wrong: float  # share of its pixels
+    most: str  # wrong pixels, in words
+    counts: np.ndarray  # [C, 2], whose quotients of sums over images are IoUs, or panoptic qualities
+    truth: np.ndarray  # uint16 [h, w], `VOID` does not count
+    found: np.ndarray
+
+
+class Maps(BaseMetric):
+    """Keeps what is wrong in each image, and adds no value.
+
+    Args:
+        metric: The metric of the test, which sees every batch before this.
+    """
+
+    def __init__(self, metric: BaseMetric) -> None:
+        super().__init__(prefix="errors")
+        self.metric, self.dataset_meta, self.images = metric, metric.dataset_meta, []
+        self.names = [*metric.dataset_meta["classes"], "nothing"]
+        self.confusion, self.segments = np.zeros([len(self.names)] * 2, np.int64), 0
+
+    def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
+        classes = len(self.dataset_meta["classes"])
+        for sample in data_samples:
+            truth, found = _segments(sample) if "pred_panoptic_seg" in sample else self._labels(sample)
+            truth, found = np.where(truth < classes, truth, VOID), np.minimum(found, classes)
+            confusion = hotcoco.metrics.pixel_confusion(truth, found, classes + 1, ignore_index=VOID).astype(np.int64)
+            self.confusion += confusion
+            right, scale = np.diag(confusion), min(1, SIDE / max(truth.shape))
+            counts = np.stack([right, confusion.sum(0) + confusion.sum(1) - right], 1)[:classes]
+            if "pred_panoptic_seg" in sample:
+                iou, matches, extra, missed = of_segments = self.metric.results[len(self.results)].T
+                self.segments = self.segments + of_segments
+                counts = np.stack([iou, matches + extra / 2 + missed / 2], 1)
+            size = [max(1, round(side * scale)) for side in truth.shape[::-1]]
+            small = [cv2.resize(one.astype(np.uint16), size, interpolation=cv2.INTER_NEAREST) for one in (truth, found)]
+            wrong = 1 - float(right.sum() / max(confusion.sum(), 1))
+            self.results.append(Looked(sample["img_path"], wrong, confused(self.names, confusion), counts, *small))
+
+    def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
+        self.images = [Looked(*one) for one in results]  # mmengine made tuples of them
+        return {}
+
+    def _labels(self, sample: dict) -> list[np.ndarray]:
+        maps = [sample[key]["data"].squeeze().cpu().numpy().astype(np.int64) for key in ("gt_sem_seg", "pred_sem_seg")]
+        return [np.where(maps[0] == self.metric.ignore_index, VOID, maps[0]), maps[1]]
+
+    def numbers(self) -> dict[str, Any]:
+        """IoU and accuracy, or panoptic quality, of every class, and the confusion in pixels; the last is nothing."""
+        rows = []
+        if np.ndim(self.segments):
+            for name, (iou, matches, extra, missed) in zip(self.names, self.segments.T.tolist()):
+                size = matches + extra / 2 + missed / 2
+                counts = {"found": int(matches), "false": int(extra), "missed": int(missed)}
+                rows.append({"class": name, "PQ": iou / size if size else -1.0, **counts})
+        else:
+            values = hotcoco.metrics.mean_iou(self.confusion[:-1, :-1])
+            rows = [{"class": x, "IoU": y, "accuracy": z} for x, y, z in zip(self.names, values["IoU"], values["Acc"])]
+        return {"table": rows, "confusion": {"classes": self.names, "matrix": self.confusion.tolist()}}
+
+    def views(self, one: Looked, figures: Figures) -> list[np.ndarray]:
+        """The truth of an image, and what was found where that is wrong; empty if the image cannot be read."""
+        pixels = figures.read(one.path)
+        if pixels is None:
+            return []
+        palette = np.array([*draw.distinct_colours(len(self.names) - 1), (255, 255, 255)], np.uint8)
+        small = cv2.resize(pixels, one.truth.shape[::-1], interpolation=cv2.INTER_AREA)
+        counts = one.truth != VOID
+        return [
+            np.where(shown[..., None], draw.overlay(small, np.minimum(labels, len(palette) - 1), palette), small)
+            for shown, labels in ((counts, one.truth), (counts & (one.truth != one.found), one.found))
+        ]
+
+    def sections(self, values: Mapping[str, Any], figures: Figures) -> str:
+        """The sections of the page."""
+        made = []
+        for one in sorted(self.images, key=lambda one: -one.wrong)[:SHOWN]:
+            if views := self.views(one, figures):
+                made.append(figures.add(one.path, views, f"{100 * one.wrong:.1f} % wrong, most of all {one.most}"))
+        note = f"Most pixels: {confused(self.names, self.confusion)}. Shares of the truth."
+        return (
+            page.section("Classes", f"{len(self.images)} images", page.table(values["table"]))
+            + page.section("Taken for one another", note, page.confusion(**values["confusion"]))
+            + page.section("Where it fails", "The images with most wrong pixels", page.card(LEGEND, made))
+        )
+
+
+def confused(names: Sequence[str], confusion: np.ndarray) -> str:
+    """The classes with the most wrong pixels between them, in words."""
+    wrong = confusion - np.diag(np.diag(confusion))
+    true, found = np.unravel_index(wrong.argmax(), wrong.shape)
+    return f"{names[true]} taken for {names[found]}"
+
+
+def _segments(sample: Mapping[str, Any]) -> list[np.ndarray]:
+    """The labels of segments, by the rules of `PanopticMetric`."""
+    ids, truth = read_ids(Path(sample["seg_map_path"])), np.full(sample["ori_shape"][:2], VOID)
+    for one in sample["segments_info"]:
+        truth[ids == one["id"]] = one["category"]
+    return [truth, sample["pred_panoptic_seg"]["sem_seg"][0].cpu().numpy() % INSTANCE_OFFSET]
