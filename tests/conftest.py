@@ -60,41 +60,34 @@ def _seed():
     torch.manual_seed(0)
 
 
+KEPT: dict = {}  # recipes and their bases, which mmengine executes each time: most of what it takes to load one
+
+
+def reading_once(read: Callable) -> Callable:
+    def read_once(filename, *args, **options):
+        if not Path(filename).is_relative_to(REPO / "configs"):
+            return read(filename, *args, **options)
+        key = (filename, args, *options.items())
+        KEPT[key] = KEPT.get(key) or read(filename, *args, **options)
+        return copy.deepcopy(KEPT[key])
+
+    return read_once
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _own_state_of_mmengine():
     """Runners leave a default scope, in which names are looked up, and a logger with its level behind."""
     if not find_spec("mmengine"):
         yield
         return
+    from mmengine.config import Config
     from mmengine.logging import MMLogger
     from mmengine.registry import DefaultScope
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Config, "_file2dict", staticmethod(reading_once(Config._file2dict)))
         for kind in (DefaultScope, MMLogger):
             patch.setattr(kind, "_instance_dict", OrderedDict())
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _recipes_are_read_once():
-    """mmengine executes a recipe and its bases each time: most of the time of most tests that load a config."""
-    if not find_spec("mmengine"):
-        yield
-        return
-    from mmengine.config import Config
-
-    read, kept = Config._file2dict, {}
-
-    def read_once(filename, *args, **options):
-        if not Path(filename).is_relative_to(REPO / "configs"):
-            return read(filename, *args, **options)
-        key = (filename, args, *options.items())
-        if key not in kept:
-            kept[key] = read(filename, *args, **options)
-        return copy.deepcopy(kept[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Config, "_file2dict", staticmethod(read_once))
         yield
 
 

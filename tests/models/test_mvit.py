@@ -162,41 +162,6 @@ def test_block_of_v1_is_the_definition(name, pool):
     torch.testing.assert_close(block(x)[0], brute_force_block(block, x[0]), rtol=1e-10, atol=1e-10)
 
 
-# Blocks of v2_base at 224: number, q and kv stride, window, its queries and keys, rows of the tables.
-HYBRID_BASE = [
-    (2, 1, 4, 56, 56, 14, 111),
-    (1, 2, 2, 56, 28, 28, 55),
-    (1, 1, 2, 28, 28, 14, 55),
-    (1, 1, 4, None, None, None, 55),
-    (1, 2, 1, 28, 14, 28, 55),
-    (14, 1, 1, 14, 14, 14, 27),
-    (1, 1, 2, None, None, None, 27),
-    (1, 2, 1, 14, 7, 14, 27),
-    (1, 1, 1, 7, 7, 7, 13),
-    (1, 1, 1, None, None, None, 13),
-]
-
-
-def test_plan_is_the_table_of_the_authors_detection_code():
-    def side(pair, stride=1):
-        return pair and pair[0] // stride
-
-    with torch.device("meta"):
-        blocks = [block for stage in MViT("v2_base").stages for block in stage.blocks]
-    specs = plan(MVIT["v2_base"], "hybrid", (56, 56), drop_path_rate=0.4)
-    rows = [
-        (s.q_stride, s.kv_stride, side(s.window), side(s.window, s.q_stride), side(s.window, s.kv_stride))
-        for s in specs
-    ]
-    tables = [len(block.attn.bias.rel_pos_h) for block in blocks]
-    assert tables == [len(block.attn.bias.rel_pos_w) for block in blocks]
-    assert [(*row, n) for row, n in zip(rows, tables)] == [row for n, *rest in HYBRID_BASE for row in n * [tuple(rest)]]
-    assert [s.stage for s in specs] == [0] * 2 + [1] * 3 + [2] * 16 + [3] * 3
-    assert [s.dim_attn for s in specs] == [96] * 2 + [192] * 3 + [384] * 16 + [768] * 3
-    assert {s.dim_attn // s.num_heads for s in specs} == {96}
-    assert [s.drop_path for s in specs] == pytest.approx(torch.linspace(0, 0.4, 24).tolist())
-
-
 @pytest.mark.parametrize(
     ("arch", "depth", "first", "last"),
     [

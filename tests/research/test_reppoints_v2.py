@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import REPO
 from mmdet.structures import DetDataSample
 from mmengine.structures import InstanceData
@@ -98,60 +97,6 @@ def test_golden_outputs(golden):
             want = tensors[f"out.{name}.{level}"]
             # Rounding is relative, and sums run in another order on other CPUs.
             torch.testing.assert_close(x.detach(), want, rtol=0, atol=1e-5 * max(1, want.abs().max().item()))
-
-
-def test_golden_targets_of_boxes(golden):
-    tensors = golden[0]
-    target, counts, _ = golden_targets(golden)
-    total = 0
-    for name in ("init", "refine"):
-        parts = (target[name] > 0, target[f"{name}_boxes"], target["labels"], target["inside"])
-        for level, (positive, boxes, labels, inside) in enumerate(zip(*(x.split(counts, 1) for x in parts))):
-            want = {key: tensors[f"target.{name}.{key}.{level}"] for key in ("labels", "label_weights", "bbox_gt")}
-            assert torch.equal(inside, want["label_weights"] == 1)
-            assert torch.equal(
-                positive[..., None].expand_as(boxes), tensors[f"target.{name}.bbox_weights.{level}"] == 1
-            )
-            assert torch.equal(positive, (want["labels"] < 5) & inside)
-            assert torch.equal(boxes[positive], want["bbox_gt"][positive])
-            if name == "refine":
-                assert torch.equal(labels[inside], want["labels"][inside].long())
-            total += positive.sum()
-        counted = (target[name] > 0).sum(1).clamp(min=1).sum()
-        assert counted == tensors[f"target.{name}.num_pos"]
-    assert total == 52
-
-
-def test_golden_targets_of_corners(golden):
-    tensors = golden[0]
-    target, counts, _ = golden_targets(golden)
-    for i, corner in enumerate(("tl", "br")):
-        heatmaps = target["heatmap"][..., i].split(counts, 1)
-        offsets = target["offset"].unflatten(-1, (2, 2))[:, :, i].split(counts, 1)
-        insides = target["inside"].split(counts, 1)
-        for level, (heatmap, offset, inside) in enumerate(zip(heatmaps, offsets, insides)):
-            torch.testing.assert_close(heatmap, tensors[f"target.heatmap_{corner}.{level}"], rtol=1e-5, atol=1e-6)
-            positive = heatmap == 1
-            assert torch.equal(positive, tensors[f"target.heatmap_{corner}.{level}"] == 1)
-            assert torch.equal(inside, tensors[f"target.heatmap_{corner}_weights.{level}"] == 1)
-            assert torch.equal(
-                positive[..., None].expand_as(offset), tensors[f"target.offset_{corner}_weights.{level}"] == 1
-            )
-            torch.testing.assert_close(offset, tensors[f"target.offset_{corner}.{level}"], rtol=1e-5, atol=1e-6)
-        counted = (target["heatmap"][..., i] == 1).sum(1).clamp(min=1).sum()
-        assert counted == tensors[f"target.heatmap.num_pos_{corner}"]
-
-
-def test_golden_targets_of_the_semantic_map(golden):
-    tensors = golden[0]
-    target, _, sizes = golden_targets(golden)
-    positives = 0
-    for level, size in enumerate(sizes):
-        weights = F.interpolate(target["semantic"], size)
-        torch.testing.assert_close(weights, tensors[f"target.sem_weights.{level}"], rtol=1e-6, atol=0)
-        assert torch.equal(weights > 0, tensors[f"target.sem_map.{level}"] == 1)
-        positives += (weights > 0).sum()
-    assert positives == tensors["target.sem.num_pos"]
 
 
 @pytest.mark.parametrize("case", ["", "case_b.", "case_empty."])

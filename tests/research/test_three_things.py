@@ -72,14 +72,6 @@ def test_missing_relative_positions_of_all_branches_are_kept_at_init():
     assert report.kept_at_init == [f"blocks.0.{attn}.bias.rel_pos_{axis}" for attn in branches for axis in "hw"]
 
 
-def test_positions_and_relative_positions_of_all_branches_are_resized():
-    options = {"relative_position": True, "parallel": 4}
-    source, target = small(img_size=64, **options), small(image=(96, 80), img_size=96, **options)
-    report = load_pretrained(target, source.state_dict())
-    tables = {f"blocks.0.attn{n}.bias.rel_pos_{axis}": ((7, 64), (11, 64)) for n in ("", *"123") for axis in "hw"}
-    assert report.resized == {"absolute_pos_embed.table": ((1, 4, 4, 192), (1, 6, 5, 192)), **tables}
-
-
 # Stems
 
 # Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.
