@@ -68,6 +68,7 @@ def marks_of(name):
     return [pytest.mark.slow] * is_slow + [needs_research] * any(name == row[0] for row in OF_RESEARCH)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "params_m", "gmacs"), [pytest.param(*row, marks=marks_of(row[0])) for row in TOTALS + OF_RESEARCH]
 )

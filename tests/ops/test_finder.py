@@ -47,6 +47,7 @@ def test_import_vitdense_without_mmcv():
     assert out.strip() == "mmcv not installed"
 
 
+@pytest.mark.long
 def test_broken_compiled_extension_is_replaced_with_a_warning(fake_mmcv):
     (fake_mmcv / "mmcv" / f"_ext{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"not a shared library")
     out = python(
@@ -60,6 +61,7 @@ def test_broken_compiled_extension_is_replaced_with_a_warning(fake_mmcv):
     assert "--no-build-isolation" in out
 
 
+@pytest.mark.long
 def test_loadable_compiled_extension_is_used(fake_mmcv):
     (fake_mmcv / "mmcv" / "_ext.py").write_text("nms = 'compiled'")
     out = python(

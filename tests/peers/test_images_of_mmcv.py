@@ -63,6 +63,7 @@ def test_what_mmcv_refuses_is_refused_and_nothing_else(what, tmp_path):
         np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("error")
 def test_more_pixels_than_pillow_opens(tmp_path):
     """182 million pixels, as in scans and orthophotos that are predicted in tiles."""

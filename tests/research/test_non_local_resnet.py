@@ -82,18 +82,6 @@ def test_attention_is_the_identity_after_init_cfg_drew_all_convolutions(kind):
     assert layer.theta.weight.std().item() == pytest.approx(0.01, rel=0.1)
 
 
-@pytest.mark.parametrize("norm_eval", [True, False])
-def test_norms_keep_their_statistics_where_they_should(norm_eval):
-    model = NonLocalResNet(
-        NANO, attention={**ONE, "after": ((0, 0), (2, 1))}, norm_eval=norm_eval, frozen_stages=1
-    ).train()
-    training = {name for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d) and m.training}
-    assert ("layer3.attn.1.norm" in training) is not norm_eval
-    assert any(name.startswith("layer2.") for name in training) is not norm_eval
-    assert not any(name.startswith(("bn1", "layer1.")) for name in training)  # frozen, its attention too
-    assert not any(p.requires_grad for p in model.layer1.attn.parameters())
-
-
 def test_every_parameter_is_in_one_layer_and_attention_with_its_block():
     model = NonLocalResNet(NANO, attention=ONE, out_indices=(0, 2))
     layers = [{id(p) for module in modules for p in module.parameters()} for modules in model.layers()]

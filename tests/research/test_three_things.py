@@ -64,14 +64,6 @@ def test_another_number_of_branches_is_refused(theirs, ours, message):
             load_pretrained(ours, convert(theirs.state_dict(), scheme).state)
 
 
-def test_missing_relative_positions_of_all_branches_are_kept_at_init():
-    options = {"parallel": 3, "window_size": 2}
-    source = small(**options).state_dict()
-    report = load_pretrained(small(relative_position=True, img_size=64, **options), source)
-    branches = ("attn", "attn1", "attn2")
-    assert report.kept_at_init == [f"blocks.0.{attn}.bias.rel_pos_{axis}" for attn in branches for axis in "hw"]
-
-
 # Stems
 
 # Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.

@@ -34,6 +34,7 @@ def voc():
     return "--voc birds", "birds/JPEGImages"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("write", [yolo, voc])
 def test_a_config_and_files_in_coco_format(write, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -200,6 +200,7 @@ def test_what_the_config_says_comes_first(tmp_path):
             metainfo_of(tmp_path / "a.json", about)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stated",
     [

@@ -6,12 +6,16 @@ import re
 import numpy as np
 import pytest
 from kinds import Coco, Maps, config_of, square
+from mmengine.runner import Runner
+from PIL import Image
 
+from vitdense.extensions.report.batch import draw_batch
 from vitdense.extensions.report.options import after
 from vitdense.extensions.report.pictures import Shown
 from vitdense.mm import checks
 from vitdense.mm.checks import dry_step, model
 from vitdense.mm.checks.report import look
+from vitdense.mm.config.load import load_config
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +116,26 @@ def test_label_maps_with_a_value_of_no_class_are_shown(tmp_path):
     (fault,) = [fault for fault in faults if "hold 9" in str(fault)]
     assert len(list(Shown(one).pictures(fault))) == 1
     assert "<img" in page_of(cfg, tmp_path / "page", 2)
+
+
+@pytest.mark.parametrize("name", ["cascade_swin_nano_shapes", "upernet_swin_nano_shapes"])
+def test_a_picture_per_image_of_the_first_batch(name, tmp_path):
+    """A picture is the model's padded image, changed only where objects are drawn."""
+    draw = {"num_train": 4, "num_val": 2, "image_size": (96, 128), "workers": 1}
+    options = {"data_root": str(tmp_path / "shapes"), "train_dataloader.dataset.draw": draw}
+    options |= {"train_dataloader.num_workers": 0, "train_dataloader.persistent_workers": False}
+    cfg = load_config(name, {**options, "train_dataloader.batch_size": 3})
+    paths = draw_batch(cfg, tmp_path / "pictures")
+    assert [path.name for path in paths] == ["train_0.png", "train_1.png", "train_2.png"]
+    batch = next(iter(Runner.build_dataloader(cfg.train_dataloader, seed=0)))
+    drawn = []
+    for path, image, sample in zip(paths, batch["inputs"], batch["data_samples"], strict=True):
+        with Image.open(path) as picture:
+            height, width = image.shape[1:]
+            if name.startswith("upernet"):
+                assert picture.size == (256, 256)
+            changed = np.asarray(picture)[:height, :width] != image.flip(0).permute(1, 2, 0).numpy()  # RGB
+        has_objects = len(sample.gt_instances) > 0 if "gt_instances" in sample else True
+        assert changed.any() == has_objects
+        drawn.append(has_objects)
+    assert any(drawn)

@@ -152,6 +152,7 @@ def test_statistics_and_licence_match_timm(name):
     assert row_of(f"timm://{name}") == row
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [

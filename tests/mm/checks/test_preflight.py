@@ -64,6 +64,7 @@ def test_order_of_a_file_matters_where_a_data_set_does_not_read_by_name(cfg):
         check(cfg, ("train",))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["roi_head.bbox_head.1.num_classes", "rpn_head.num_classes"])
 def test_classes_of_every_head(repo, key):
     """The number of classes of the data; an RPN has one."""

@@ -17,6 +17,7 @@ def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
     return [str(found) for found in findings(load_config(name, options), splits) if found.grave]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -90,6 +90,7 @@ def test_load_by_name(name, meta, classes, monkeypatch):
     assert all(torch.equal(value, state[key]) for key, value in model.model.state_dict().items())
 
 
+@pytest.mark.long
 def test_the_model_of_the_package_finds_shapes(monkeypatch):
     """Its weights are in the package, in half precision."""
     monkeypatch.setattr("vitdense.checkpoint.read.download", None)

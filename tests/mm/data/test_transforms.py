@@ -155,6 +155,7 @@ def test_mosaic_has_the_masks_of_its_objects(seed):
     assert set(mixed["gt_bboxes_labels"]) <= {label + 10 * i for i in range(4) for label in (0, 1)}
 
 
+@pytest.mark.long
 def test_mosaic_draws_only_images_of_the_data_set():
     random.seed(0)
     assert {i for _ in range(40) for i in Mosaic(img_scale=(64, 96)).get_indexes(range(2))} == {0, 1}
