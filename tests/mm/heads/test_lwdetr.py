@@ -15,6 +15,7 @@ from vitdense.checkpoint.load import fit_whole
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 
+pytestmark = pytest.mark.long
 GOLDEN = REPO / "tests/data/golden"
 CLASSES = slice(None, None, 7)  # that are kept
 

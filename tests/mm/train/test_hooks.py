@@ -18,6 +18,8 @@ from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.train.hooks import ExactLoadHook, ReproducibleHook
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _own_visualizer():
@@ -73,7 +75,6 @@ def published(tmp_path_factory):
     return path, image, boxes(model, image)
 
 
-@pytest.mark.long
 def test_whole_detector_of_mmdet_loads_through_load_from_and_detects_the_same(published, tmp_path):
     path, image, (want, scores, masks) = published
     runner = Runner.from_cfg(cascade(load_from=str(path), work_dir=str(tmp_path)))
