@@ -97,6 +97,7 @@ def options_of(command: str) -> list[ModuleType]:
     - ``look(dataset, where)``: gets a copy of the training data that a check has built, and yields faults;
     - ``annotations(args)``, for ``new detection``: split -> content of a COCO file and folder of its images, of the
       training alone where ``--val`` is a share of it; or None;
+    - ``wrapped(args, data)``, for ``new detection``: a `vitdense.mm.config.own_data.Wrapped`, or None;
     - ``model(cfg, args)``, for ``new``: changes of a recipe's model, or None;
     - ``images(args, cfg, trunk, paths)``, for ``new``: the step that reads the training images, other values of the
       config by dotted keys, and types of steps to leave out; or None;

@@ -6,7 +6,7 @@ import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,16 @@ class Labels:
     dataset: str  # type of the data sets
     options: Mapping[str, Any] = field(default_factory=dict)  # other values of the config, by dotted keys
     fresh: tuple[str, ...] = ()  # regular expressions of parameters that are initialised, not loaded
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A wrapper of the training set by an extension, whose images are squares, parts of the images."""
+
+    dataset: Mapping[str, Any]  # the wrapper's config, without the data set inside
+    config: Mapping[str, Any]  # other keys of the config
+    side: int  # of the squares, in pixels
+    densest: int  # most objects in a square
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,11 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     if args.base is not None:
         _check_base(cfg, args, labels)
     is_rfdetr = vars(args).get("method") == "rfdetr"
-    limits = raised_limits(cfg, data.densest)
+    limits, wrapped = raised_limits(cfg, data.densest), None
+    if args.task == "detection" and (wrapped := ask("new detection", "wrapped", args, data)):
+        data = replace(data, short_side=wrapped.side, ratio=1.0)
+        of_image = {key: value for key, value in limits.items() if key.startswith("val_evaluator")}
+        limits = {**raised_limits(cfg, wrapped.densest), **of_image}
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
     model = ask("new", "model", cfg, args) or {}
@@ -226,11 +240,22 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
             steps = f"for step in _base_.{split}_dataloader.dataset.pipeline"
             steps += f" if step.type not in {code(left_out)}" if left_out else ""
             dataset["pipeline"] = Name(f'[read if "LoadImage" in step.type else step {steps}]')
+        if wrapped and split == "train":
+            dataset = _within(wrapped, dataset, data.shared)
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
     lines += ["test_dataloader = val_dataloader", f"del dataset{', read' if read else ''}"]
     if evaluator:
         lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
+    lines += [f"{key} = {code(value)}" for key, value in wrapped.config.items()] if wrapped else []
     return "\n".join(lines) + "\n"
+
+
+def _within(wrapped: Wrapped, dataset: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a data set in a wrapper, whole, for it inherits nothing from the base's data set."""
+    inside = {**dataset, "metainfo": shared["metainfo"]}
+    if not inside.pop("_delete_", False):
+        inside[""] = Name("{**_base_.train_dataloader.dataset, **dataset}")
+    return {"_delete_": True, **wrapped.dataset, "dataset": inside}
 
 
 def _length(cfg: Config, args: argparse.Namespace, base: Path) -> dict[str, int]:
@@ -276,7 +301,7 @@ def _side(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, lim
     is_rfdetr = vars(args).get("method") == "rfdetr"
     step = cfg.model.data_preprocessor.pad_size_divisor if is_rfdetr else 32
     size = old if side == old else max(side // step, 2) * step
-    if is_rfdetr and limits:  # the map needs a position for every query
+    if is_rfdetr and "model.bbox_head.num_queries" in limits:  # the map needs a position for every query
         rows = math.isqrt(limits["model.bbox_head.num_queries"] - 1) + 1
         size = max(size, -(-rows * cfg.model.bbox_head.get("stride", 16) // step) * step)
     return size

@@ -57,6 +57,8 @@ class TiledDetector(BaseTTAModel):
         samplelist_boxtype2tensor(data["data_samples"])  # as in mmdet's preprocessor, to draw annotations
         return data["data_samples"]
 
+    val_step = test_step
+
     def _find(self, mask_score_thr: float, tiles: Sequence[np.ndarray]) -> list[Result]:
         data = [run_steps(self.pipeline, tile) for tile in tiles]
         for one in data:

@@ -42,7 +42,8 @@ class StepGuard(Hook):
 
     def before_train(self, runner) -> None:
         if runner.val_loop is not None:
-            dry_step.validate(runner.model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
+            model = getattr(runner.val_loop, "model", runner.model)  # an extension's loop may wrap it
+            dry_step.validate(model, runner.val_dataloader, runner.val_evaluator, runner.val_loop.fp16)
         if isinstance(runner.optim_wrapper, OptimWrapper):  # a project may have several
             # Under AMP, this checks the steps that the loss scaler lets pass.
             runner.optim_wrapper.optimizer.register_step_pre_hook(lambda optimizer, *_: self._check(runner, optimizer))
