@@ -71,6 +71,7 @@ WORDS = {
     # Twins find nothing that is worth its score.
     "--int8": "--int8 --unchecked",
     "--score-thr 0.6": "--score-thr 0",
+    "--tiles 640": "--tiles 48",
 }
 # Commands that are not run here, and configs that are built alone, by a pattern, and why.
 NOT_RUN = {
