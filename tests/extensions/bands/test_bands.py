@@ -19,6 +19,7 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.images import header_size
 
+SEGMENTOR = "upernet_swin_nano_shapes"
 PLANES = dict(photometric="minisblack", planarconfig="separate")
 SAMPLES = dict(photometric="minisblack", planarconfig="contig")
 WRITERS = {
@@ -46,10 +47,9 @@ def folder(root, number=5, suffix=".tif", dtype="uint16", factor=1):
     return sorted(str(path) for path in Path(root).glob("images/train/*"))
 
 
-def about_data(paths, scope="mmseg", **given):
-    cfg = load_config("upernet_swin_nano_shapes" if scope == "mmseg" else "rfdetr_nano_shapes")
-    args = Namespace(**{"bands": None, "alpha": None, **given})
-    return new.images(args, cfg, cfg.model.backbone, paths)
+def about_data(paths, recipe=SEGMENTOR, alpha=None):
+    cfg = load_config(recipe)
+    return new.images(Namespace(bands=None, alpha=alpha), cfg, cfg.model.backbone, paths)
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -84,7 +84,7 @@ def test_16_bits_are_8_bits_where_the_upper_byte_is_the_same(tmp_path):
     inputs = []
     for dtype, factor in (("uint8", 1), ("uint16", 256)):
         paths = folder(tmp_path / dtype, dtype=dtype, factor=factor)
-        cfg = load_config("upernet_swin_nano_shapes", about_data(paths)[1])
+        cfg = load_config(SEGMENTOR, about_data(paths)[1])
         image = torch.from_numpy(LoadBands(5).load(paths[0])).permute(2, 0, 1)
         inputs.append(build_model(cfg).data_preprocessor({"inputs": [image]})["inputs"])
     assert inputs[0].shape == (1, 5, 24, 40)
@@ -92,30 +92,22 @@ def test_16_bits_are_8_bits_where_the_upper_byte_is_the_same(tmp_path):
 
 
 def test_a_constant_fourth_band_changes_nothing_and_weights_spread_by_the_rule():
-    size, states = torch.rand(1, 3, 64, 64), {}
-    fourth = torch.cat([size, torch.zeros(1, 1, 64, 64)], 1)  # its mean is its value
-    models = {}
+    colours, models = torch.rand(1, 3, 64, 64), {}
     for number in (3, 4, 5):
-        cfg = load_config("upernet_swin_nano_shapes", {"model.backbone.in_channels": number})
-        models[number] = build_model(cfg).eval()
-        states[number] = models[number].state_dict()
+        models[number] = build_model(load_config(SEGMENTOR, {"model.backbone.in_channels": number})).eval()
     models[3].init_weights()
-    four, _ = fit_whole(models[4], {"state_dict": states[3]}, channels=[0, 1, 2, 0])
-    models[4].load_state_dict(four)
+    trained = models[3].state_dict()
+    models[4].load_state_dict(fit_whole(models[4], {"state_dict": trained}, channels=[0, 1, 2, 0])[0])
+    constant = torch.cat([colours, torch.zeros(1, 1, 64, 64)], 1)  # its mean is its value
     with torch.no_grad():
-        for own, other in zip(models[3].backbone(size), models[4].backbone(fourth)):
+        for own, other in zip(models[3].backbone(colours), models[4].backbone(constant)):
             torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
-    five, report = fit_whole(models[5], {"state_dict": states[3]}, channels="mean")
-    stem = next(key for key in five if five[key].shape != states[3][key].shape)
+    five, report = fit_whole(models[5], {"state_dict": trained}, channels="mean")
+    stem = next(key for key in five if five[key].shape != trained[key].shape)
     for band in range(5):
-        torch.testing.assert_close(five[stem][:, band], states[3][stem].mean(1) * 3 / 5)
+        torch.testing.assert_close(five[stem][:, band], trained[stem].mean(1) * 3 / 5)
     assert "3 -> 5" in str(report)
-    again, _ = fit_whole(models[5], {"state_dict": five}, channels="mean")
-    assert torch.equal(again[stem], five[stem])
-
-
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-100])
+    assert torch.equal(fit_whole(models[5], {"state_dict": five}, channels="mean")[0][stem], five[stem])
 
 
 @pytest.mark.parametrize(
@@ -123,7 +115,7 @@ def cut(path):
     [
         (lambda path: tifffile.imwrite(path, bands(3), **SAMPLES), "3 bands"),
         (lambda path: tifffile.imwrite(path, np.where(bands() > 9, np.float32("nan"), 1), **SAMPLES), "NaN"),
-        (cut, "cut"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cut"),
         (lambda path: path.write_bytes(path.read_bytes()[:40]), "cannot be read"),
         (lambda path: Image.new("RGB", (40, 24)).save(path, compression="tiff_lzw"), "imagecodecs"),
         (lambda path: tifffile.imwrite(path, np.zeros((2, 24, 40, 3), "uint8"), photometric="rgb"), "[H, W"),
@@ -133,17 +125,16 @@ def test_files_that_cannot_be_used_are_said_before_a_training(damage, key, tmp_p
     path = tmp_path / "image.tif"
     tifffile.imwrite(path, bands(), **SAMPLES)
     damage(path)
-    cfg = load_config("upernet_swin_nano_shapes", {"model.backbone.in_channels": 5})
+    cfg = load_config(SEGMENTOR, {"model.backbone.in_channels": 5})
     cfg.model.data_preprocessor.mean = cfg.model.data_preprocessor.std = [1.0] * 5
     error = images.examiner([dict(type="vitdense.LoadBands", bands=5)], cfg)(str(path), whole=False).error
-    assert key in error
-    assert "\n" not in error
+    assert (key in error, "\n" in error) == (True, False)
     with pytest.raises(OptionError, match=r"image\.tif"):
         LoadBands(5).load(path)
 
 
 def test_models_and_steps_that_do_not_fit_are_refused(tmp_path):
-    cfg, steps = load_config("upernet_swin_nano_shapes"), [dict(type="vitdense.LoadBands", bands=5)]
+    cfg, steps = load_config(SEGMENTOR), [dict(type="vitdense.LoadBands", bands=5)]
     with pytest.raises(OptionError, match="in_channels: got 3"):
         images.examiner(steps, cfg)
     colours = [dict(type="LoadBands", bands=3), dict(type="RandomApply", transforms=[dict(type="mmdet.Color")])]
@@ -152,9 +143,10 @@ def test_models_and_steps_that_do_not_fit_are_refused(tmp_path):
     for options, key in ((dict(bands=4), "drop_alpha"), (dict(bands=5, shown=(6, 1, 2)), "--bands")):
         with pytest.raises(OptionError, match=key):
             LoadBands(**options)
+    paths = folder(tmp_path, 4)
     with pytest.raises(OptionError, match="--alpha drop"):
-        about_data(folder(tmp_path, 4))
-    step, options, _ = about_data(folder(tmp_path, 4), scope="mmdet", alpha="drop")
+        about_data(paths)
+    step, options, _ = about_data(paths, "rfdetr_nano_shapes", alpha="drop")
     assert (options["model.backbone.in_channels"], step["drop_alpha"]) == (3, True)
     assert options["model.data_preprocessor.type"] == "vitdense.DetBandsPreprocessor"
 
@@ -176,5 +168,3 @@ def test_a_training_of_five_bands(suffix, tmp_path, monkeypatch):
     result = model(bands())
     np.testing.assert_array_equal(result.semantic, model(f"data/images/val/0{suffix}").semantic)
     assert result.image.shape == (24, 40, 3)
-    with pytest.raises(OptionError, match="3 bands"):
-        model(bands(3))
