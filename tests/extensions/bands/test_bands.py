@@ -17,7 +17,7 @@ from vitdense.extensions.bands import files, images, new
 from vitdense.extensions.bands.step import LoadBands
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data.images import header_size
+from vitdense.mm.data.images import header_size, picture_of
 
 SEGMENTOR = "upernet_swin_nano_shapes"
 PLANES = dict(photometric="minisblack", planarconfig="separate")
@@ -59,6 +59,7 @@ def test_every_form_of_a_file_is_read(name, dtype, tmp_path):
     np.testing.assert_array_equal(files.read(tmp_path / name), bands(dtype=dtype))
     assert files.about(tmp_path / name)[:3] == ((40, 24), 5, np.dtype(dtype))
     assert header_size(str(tmp_path / name), stored=False) == (40, 24)
+    assert picture_of(str(tmp_path / name)).shape == (24, 40, 3)
     if "deflate" not in name:
         assert isinstance(files.window(tmp_path / name), np.memmap)
         np.testing.assert_array_equal(files.window(tmp_path / name)[4:9], bands(dtype=dtype)[4:9])

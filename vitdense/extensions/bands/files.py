@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vitdense.errors import OptionError
+from vitdense.mm.errors import ConfigError
 
 TIFF = (".tif", ".tiff")
 ALPHA = (1, 2)  # of TIFF's tag ExtraSamples
@@ -29,7 +30,7 @@ def read(path: str | Path) -> np.ndarray:
     """The pixels of a file, ``[H, W, bands]`` in its own data type. Bands of a TIFF are samples of pixels, or pages.
 
     Raises:
-        OptionError: It is no image ``[H, W]`` or ``[H, W, bands]`` of numbers, or is cut, or is compressed as
+        ConfigError: It is no image ``[H, W]`` or ``[H, W, bands]`` of numbers, or is cut, or is compressed as
             tifffile alone cannot read.
     """
     return np.array(_open(path, "read"))
@@ -48,7 +49,7 @@ def _open(path: str | Path, use: str) -> About | np.ndarray:
         return About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype) if use == "about" else pixels
     except Exception as error:  # readers have no error in common
         kind = "" if isinstance(error, OptionError) else f"{type(error).__name__}: "
-        raise OptionError(f"image {path} cannot be read ({kind}{error})") from error
+        raise ConfigError(f"image {path} cannot be read ({kind}{error})") from error
 
 
 def with_bands(pixels: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mmengine.config import Config
 
 from vitdense.errors import OptionError
@@ -37,6 +38,14 @@ def size(path: str | Path) -> tuple[int, int] | None:
     except OptionError:  # who reads the pixels says it
         return None
     return found and found.size
+
+
+def picture(path: str | Path) -> np.ndarray | None:
+    """The first bands of a file, as `LoadBands` shows them: [H, W, 3] uint8 RGB; None as of `about`."""
+    from vitdense.extensions.bands.step import LoadBands
+
+    found = about(path)
+    return None if found is None else LoadBands(found.bands, drop_alpha=False).picture(files.read(path))
 
 
 def examiner(steps: Sequence[Mapping], cfg: Config) -> Callable[..., ImageFile] | None:

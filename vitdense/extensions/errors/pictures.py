@@ -11,7 +11,7 @@ from pycocotools import mask as rle
 
 from vitdense.extensions.errors.objects import Judged
 from vitdense.extensions.page import figure
-from vitdense.mm.data.images import read_pixels
+from vitdense.mm.data.images import picture_of
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.results import draw
 
@@ -73,7 +73,7 @@ class Figures:
     def read(self, image: int | str) -> np.ndarray | None:
         """The pixels of an image; None if it cannot be read, or without room."""
         try:
-            return read_pixels(self.paths[image]) if self.room > 0 else None
+            return picture_of(self.paths[image]) if self.room > 0 else None
         except (ConfigError, OSError):
             self.gone[self.paths[image]] = None
             return None

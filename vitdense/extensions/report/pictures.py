@@ -14,7 +14,7 @@ from pycocotools import mask as rle
 from vitdense.mm.checks.sets import AnnotatedSet, DataSet, MapSet, PanopticSet
 from vitdense.mm.data.coco import NUMBER, has_box, mask_fault, parse, turned
 from vitdense.mm.data.faults import Fault, Size
-from vitdense.mm.data.images import by, evenly_spaced, header_size, in_threads, read_pixels
+from vitdense.mm.data.images import by, evenly_spaced, header_size, in_threads, picture_of, read_pixels
 from vitdense.mm.data.label_maps import LabelMaps, read_label_map
 from vitdense.mm.data.panoptic import ids_of_colours
 from vitdense.mm.errors import ConfigError
@@ -158,14 +158,14 @@ class ObjectPictures:
         return self._image(what) if isinstance(what, str) else self._object(what)
 
     def _image(self, path: str) -> Picture:
-        image, pixels = self.images[path], read_pixels(path, self.color_type)
+        image, pixels = self.images[path], picture_of(path, self.color_type)
         size, objects = pixels.shape[1::-1], self.objects_of.get(image["id"], [])[:MOST]
         return f"{os.path.basename(path)}, {by(size)}", self._draw(pixels, objects, image, (0, 0, *size))
 
     def _object(self, one: dict) -> Picture:
         """An annotation with its surroundings, or with the whole image if it is outside."""
         path = self.path_of[one["image_id"]]
-        image, pixels = self.images[path], read_pixels(path, self.color_type)
+        image, pixels = self.images[path], picture_of(path, self.color_type)
         same = [x["id"] for x in self.objects_of[one["image_id"]] if x["bbox"] == one["bbox"] and x is not one]
         caption = f"annotation {one['id']}{f', as {same[0]}' if same else ''}, in {os.path.basename(path)}"
         limits = [(*low, *(high - low)) for x in _polygons(one, image) for low, high in [(x.min(0), x.max(0))]]
@@ -216,7 +216,7 @@ class MapPictures:
         Raises:
             ConfigError: One of them cannot be read.
         """
-        pixels, labels, none = read_pixels(path, self.color_type), self.read(self.images[path]), len(self.names)
+        pixels, labels, none = picture_of(path, self.color_type), self.read(self.images[path]), len(self.names)
         labels = np.where((labels >= 0) & (labels < none), labels, none)
         scale = SIDE / max(pixels.shape[:2])
         if labels.shape == pixels.shape[:2]:

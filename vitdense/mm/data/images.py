@@ -168,6 +168,12 @@ def read_pixels(image: Images, color_type: str = "color", backend: str = "cv2") 
     return image
 
 
+def picture_of(path: str, color_type: str = "color") -> np.ndarray:
+    """The pixels of a file for a picture, as from `read_pixels`; of other bands as an extension shows them."""
+    shown = ask("images", "picture", path)
+    return read_pixels(path, color_type) if shown is None else shown
+
+
 def run_steps(steps: Callable[[dict], Any], pixels: np.ndarray, path: str | Path = "") -> Any:
     """Run the steps of a test pipeline after the loader on pixels ``[H, W, 3]`` BGR of the file `path`.
 
