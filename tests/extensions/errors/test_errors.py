@@ -19,6 +19,7 @@ from pycocotools.cocoeval import COCOeval
 from vitdense.extensions.errors import predictions, report
 from vitdense.extensions.errors.maps import Maps
 from vitdense.extensions.errors.objects import KINDS, Judged
+from vitdense.mm.data.shapes import draw_dataset
 from vitdense.mm.train.metrics import PanopticMetric
 
 SIDE, CLASSES = 200, ("cat", "dog <b>", "owl")
@@ -247,3 +248,19 @@ def test_pixels_and_segments_are_those_of_the_metrics(tmp_path):
         assert 100 * np.mean([row[key] for row in said["table"]]) == pytest.approx(values[name], abs=0.006)
         assert np.sum(said["confusion"]["matrix"]) == sum((x["gt_sem_seg"]["data"] < 3).sum() for x in samples)
         assert page.read_text().count("<img") == 3
+
+
+@pytest.mark.long
+def test_several_models_side_by_side(tmp_path):
+    data = draw_dataset(tmp_path / "shapes", num_train=1, num_val=2, image_size=(64, 64))
+    of = "test_dataloader.dataset."
+    options = [f"{of}data_root={data}", f"{of}draw=dict(num_train=1,num_val=2,image_size=(64,64))"]
+    options = ["--work-dir", str(tmp_path / "work"), "--cfg-options", *options]
+    page = ["--report", str(tmp_path / "page")]
+    status, said = run_command(["test", "shapes_nano", "shapes_nano", *page, *options])
+    assert status == 0, said
+    rows = json.loads((tmp_path / "page/metrics.json").read_text())["models"]
+    assert [row["segm difference"] for row in rows] == ["", "0.0 (0.0 to 0.0)"]
+    assert rows[0]["bbox mAP"] == rows[1]["bbox mAP"]
+    assert rows[0]["M parameters"] == rows[1]["M parameters"] > 1
+    assert (tmp_path / "page/report.html").read_text().count("<img") == 2

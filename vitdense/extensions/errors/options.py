@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: "Parser") -> None:
+    parser.add_argument("others", nargs="*", metavar="MODEL", help="of --report: further models, to set side by side")
     text = "folder for report.html: where the model fails, and which labels look wrong; or FILE.csv, FILE.md: the table"
     parser.add_argument("--report", type=Path, metavar="DIR", help=text)
     text = "results of COCO, in place of a model: --predictions predictions.json --truth val.json --report DIR"
@@ -25,19 +26,40 @@ def add_options(parser: "Parser") -> None:
 
 
 def instead(args: argparse.Namespace) -> int | None:
-    """Report predictions without a model."""
-    if args.predictions is None:
+    """Report predictions without a model, or several models."""
+    names = models_of(args)
+    if args.predictions is None and not names:
         return None
-    if args.config is not None:
+    if args.predictions and args.config is not None:
         raise OptionError(f"--predictions: got the model {args.config} too; give one of the two")
+    if args.report is None:
+        raise OptionError(f"got the models {', '.join(names)} without --report DIR; give one, or --report too")
 
-    from vitdense.extensions.errors.predictions import tested_of
     from vitdense.extensions.errors.report import page_of, write_report
     from vitdense.files import check_writable
 
     check_writable(page_of(args.report), "--report")
-    print(f"wrote {write_report(args.report, tested_of(args.predictions, args.truth, args.images))}")
+    if names:
+        from vitdense.extensions.errors.compare import compare
+
+        path = compare(args, names)
+    else:
+        from vitdense.extensions.errors.predictions import tested_of
+
+        path = write_report(args.report, tested_of(args.predictions, args.truth, args.images))
+    print(f"wrote {path}")
     return 0
+
+
+def models_of(args: argparse.Namespace) -> list[str]:
+    """The models of a comparison: three or more, two work folders, or two of which the second is a published model."""
+    from vitdense.mm.config.model_index import find_published
+    from vitdense.mm.work_folder import WorkFolder
+
+    given = [one for one in (args.config, args.checkpoint, *args.others) if one]
+    folders = [one for one in given if Path(one).is_dir() and WorkFolder(Path(one)).checkpoints]
+    two = len(given) == 2 and args.report and (folders == given or find_published(given[1]))
+    return given if len(given) > 2 or two else []
 
 
 def before(args: argparse.Namespace, runner: "Runner") -> None:
@@ -64,4 +86,7 @@ def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runne
     from vitdense.extensions.errors.report import write_report
 
     tested = args.collected.tested(runner, metrics, args.tiles, args.overlap)
+    if "models" in args:  # of `compare`
+        args.models.append((tested, runner))
+        return
     print(f"wrote {write_report(args.report, tested)}")

@@ -29,7 +29,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Rows with the same keys; shares have bars."""
     body = []
     for row in rows:
-        bars = [bar(value, 1) if isinstance(value, float) else "" for value in row.values()]
+        bars = [bar(value, 1) if isinstance(value, float) and value <= 1 else "" for value in row.values()]
         body.append("<tr><td>" + '<td class="v">'.join(escape(text_of(x)) + y for x, y in zip(row.values(), bars)))
     heads = "".join(f"<th>{escape(name)}" for name in rows[0])
     return f'<div class="scroll plain"><table><thead><tr>{heads}</thead>{"".join(body)}</table></div>'
