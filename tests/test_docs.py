@@ -100,6 +100,7 @@ FILES = {  # that blocks read
     "deit_tiny.pth": weights(lambda: of_authors(vitdense.ViT("deit_tiny"))),
     "swin_mlp_tiny_c24_patch4_window8_256.pth": weights(lambda: of_authors(vitdense.SwinMixer("tiny_d24"))),
     "video.mp4": lambda path: video(path),
+    "scene.npy": lambda path: np.save(path, np.zeros((300, 400, 3), np.uint8)),
     "predictions/shapes_nano/drawn/val/000001.jpg": lambda path: photo(Path(path)),
     "val.json": lambda path: Path(path).write_text(json.dumps(TRUTH)),
     "predictions.json": lambda path: Path(path).write_text(json.dumps([{**BOX, "score": 0.9, "segmentation": MASK}])),

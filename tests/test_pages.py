@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import timm
 import torch
 from commands import run_command
@@ -117,7 +118,7 @@ def annotations(source, target, things, stuff=()):
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory):
     """A folder with the data that the pages name; images of training and validation are the same."""
-    root = tmp_path_factory.mktemp("pages")
+    root, rng = tmp_path_factory.mktemp("pages"), np.random.default_rng(0)
     shapes = draw_dataset(root / "shapes", num_train=2, num_val=1, image_size=(72, 96))
     images, instances = shapes / "train", shapes / "annotations/instances_train.json"
     panoptic, segments = shapes / "panoptic/panoptic_train.json", shapes / "panoptic/train"
@@ -150,6 +151,13 @@ def small_data(tmp_path_factory):
         label_maps(f"data/camvid/annotations/{split}")
         label_maps(f"{ade}/annotations/{long}")
         label_maps(f"streets/labels/{split}", classes=3)
+        label_maps(f"fields/labels/{split}", classes=3)
+        (root / f"fields/images/{split}").mkdir(parents=True)
+        for path in images.iterdir():
+            bands = rng.integers(0, 1000, (72, 96, 5), np.uint16)
+            tifffile.imwrite(
+                root / f"fields/images/{split}/{path.stem}.tif", bands, planarconfig="contig", photometric="minisblack"
+            )
         (root / birds).mkdir(parents=True)
         for path in images.iterdir():
             found = (one["bbox"] for one in boxes if one["image_id"] == int(path.stem) and not one["iscrowd"])

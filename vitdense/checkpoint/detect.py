@@ -186,7 +186,6 @@ def detect(
 
 
 def _reading(match: Match) -> tuple:
-    """The result of a match, to compare: the family, our names, and the transform of every tensor."""
     transforms = (find_rule(key, match.scheme.rules)[0].transform for key in match.state)
     return match.family, tuple(match.ours), tuple(transform and transform.forward for transform in transforms)
 

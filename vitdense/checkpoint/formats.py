@@ -108,7 +108,6 @@ def _read_pickle(path: Path, allow_pickle: bool) -> Any:
 
 
 def _as_tensors(node: Any) -> Any:
-    """`node` with numpy arrays as tensors."""
     if isinstance(node, dict):
         return {key: _as_tensors(value) for key, value in node.items()}
     if isinstance(node, _Array):

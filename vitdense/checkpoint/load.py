@@ -216,7 +216,6 @@ def load_pretrained(
 
 
 def _spread(state: dict, stem: str, channels: str | Sequence[int], number: int, report: LoadReport) -> None:
-    """Give the weight of a stem in `state` another number of image channels; see `with_channels`."""
     report.channels = f"{stem}: {state[stem].shape[1]} -> {number} input channels by channels={channels!r}"
     state[stem] = with_channels(state[stem], channels, number)
 

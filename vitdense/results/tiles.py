@@ -195,7 +195,6 @@ class _Comparison:
         return result
 
     def _share(self, a: int, b: int) -> float:
-        """How much two detections have in common, 0 to 1; see the module."""
         from pycocotools import mask as rle
 
         if self.whole[a] and not self.whole[b]:

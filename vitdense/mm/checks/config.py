@@ -73,7 +73,6 @@ def mixing(cfg: Config, splits: Sequence[str]) -> Iterator[Fault]:
 
 
 def _number(low: float, high: float = math.inf, ends: bool = True) -> Callable[[Any], bool]:
-    """Whether a value is a number from `low` to below `high`, including `low` with `ends`."""
     return lambda x: is_number(x) and (low <= x if ends else low < x) and x < high
 
 

@@ -158,12 +158,10 @@ def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
 
 
 def _steps(dataset: Any, where: str) -> dict[int, str]:
-    """Id of a pipeline step -> its key in the config."""
     return {id(step): place for place, step, _, _ in steps_of(dataset, f"{where}.dataset")}
 
 
 def _modules(model: nn.Module) -> dict[int, str]:
-    """Id of a module -> its key in the config."""
     return {id(module): f"model.{name}".rstrip(".") for name, module in model.named_modules()}
 
 

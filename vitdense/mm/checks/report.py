@@ -60,6 +60,5 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
 
 
 def _rows(name: str) -> Callable[[str], None]:
-    """A function that prints rows of a table, the first with a name."""
     names = chain([name], repeat(""))
     return lambda text: print(f"{next(names):12}{text}", flush=True)

@@ -360,7 +360,6 @@ class MapSet(DataSet):
 
 
 def _shares(pixels: Mapping[int, int]) -> str:
-    """The lowest values, each with its share of the pixels."""
     parts = [f"{raw} ({100 * pixels[raw] / sum(pixels.values()):.2g} %)" for raw in sorted(pixels)]
     rest = [f"... {len(parts) - VALUES_SHOWN} more"] if len(parts) > VALUES_SHOWN else []
     return ", ".join(parts[:VALUES_SHOWN] + rest)

@@ -242,7 +242,6 @@ def _say(text: str) -> None:
 
 
 def _runs(path: Path, to: str) -> dict[str, Callable[[Tensor], Mapping]]:
-    """Name of an installed runtime -> function from an image to the outputs by name."""
     if to == "pt2":
         return {"torch": torch.export.load(path).module()}
     engines = {name: ENGINES[name](path) for name in ENGINES if find_spec(name)}

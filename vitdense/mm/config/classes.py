@@ -125,7 +125,6 @@ def _deciding(cfg: Config) -> tuple[list[dict], type | None]:
 
 
 def _data_sets(cfg: Config) -> list[tuple[str, dict, type | None]]:
-    """The split, the config and the class of every data set, without wrappers."""
     found = []
     for split in SPLITS:
         for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset) if cfg.get(f"{split}_dataloader") else ():

@@ -86,7 +86,6 @@ def list_published() -> list[str]:
 
 
 def _read(text: str) -> Iterator[Published]:
-    """The models of all indices that contain this text."""
     files = [("vitdense", file) for file in (INDEX, *sorted(CONFIGS.glob("extensions/*/metafile.yml")))]
     for package, spec in ((package, find_spec(package)) for package in ("mmdet", "mmseg")):
         found = sorted(Path(spec.origin).parent.glob(".mim/configs/*/metafile.y*ml")) if spec else ()

@@ -76,7 +76,6 @@ def read(args: argparse.Namespace) -> Data:
 
 
 def _annotated(args: argparse.Namespace) -> Data:
-    """Read annotations of instances or panoptic segments. The check looks at their PNGs."""
     is_panoptic, written = args.task == "panoptic", {}
     others = None if is_panoptic else ask("new detection", "annotations", args)
     if not (others or is_panoptic or (args.train and args.val and args.images)):
@@ -166,7 +165,6 @@ def _sides(sizes: Sequence[tuple[int, int]]) -> tuple[int, float]:
 
 
 def _suffix(folder: Path, option: str, given: str | None) -> str:
-    """The ending of file names in a folder: as given, or their single extension."""
     kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
     if given is None and len(kinds) != 1:
         raise ConfigError(
@@ -345,7 +343,6 @@ def _recipe(args: argparse.Namespace) -> str:
 
 
 def _check_base(cfg: Config, args: argparse.Namespace, labels: Labels | None) -> None:
-    """Check that a base config is for the task and the kind of labels, with one data set in each loader."""
     scope = "mmseg" if args.task == "segmentation" else "mmdet"
     if cfg.get("default_scope") != scope:
         raise ConfigError(f"--base: {args.base} has default_scope {cfg.get('default_scope')!r}, expected {scope!r}")

@@ -150,7 +150,6 @@ def _draw_into(folder: Path, options: dict, workers: int) -> None:
 
 
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict], dict]:
-    """Write an image and its maps; return its entry, its objects and its segments."""
     from pycocotools import mask as rle  # here, so that `draw_image` works without it
 
     rng = np.random.default_rng((seed, SPLITS.index(split), index))
@@ -304,7 +303,6 @@ class Scene:
         return patterns[rng.choice(list(patterns))]().clip(0, 1)
 
     def _jitter(self, colour: np.ndarray, amount: float) -> np.ndarray:
-        """A colour that differs by at most ``amount`` in each channel."""
         return np.clip(colour + self.rng.uniform(-amount, amount, 3), 0, 1)
 
     def _colour(self, hue: float, saturation: tuple[float, float]) -> np.ndarray:
@@ -322,7 +320,6 @@ class Scene:
 
 
 def _arc(angles: np.ndarray) -> np.ndarray:
-    """The points [n, 2] of the unit circle at the angles [n]."""
     return np.stack([np.cos(angles), np.sin(angles)], 1)
 
 

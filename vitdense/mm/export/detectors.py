@@ -79,7 +79,6 @@ def finder(model: nn.Module) -> Finder:
 
 
 def _threshold(nms: dict) -> float:
-    """The IoU of a config ``nms=dict(type="nms", iou_threshold=...)``; a ConfigError for another type."""
     kind = nms.get("type", "nms")
     if kind != "nms":
         raise ConfigError(

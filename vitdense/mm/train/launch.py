@@ -109,7 +109,6 @@ def test(  # no test of pytest
 
 
 def _runner(cfg: Config, asked: Asked = Asked(), kind: type[Runner] = Runner) -> Runner:  # noqa: B008 -- frozen
-    """Build the runner, and log which ops are in use. Checkpoints get the saved config."""
     install_loader()  # an ExactLoadHook of the config installs it again, with its own options
     with explained(cfg):
         runner = kind.from_cfg(built(cfg, asked))

@@ -63,7 +63,6 @@ class CocoMetric(mmdet_metrics.CocoMetric):
         super().process(data_batch, data_samples)
 
     def _number(self, truths: Sequence[Mapping]) -> None:
-        """Number the truth, the images that are evaluated, and the categories."""
         sources = [self.source or getattr(one["img_id"], "source", None) for one in truths]
         files = dict.fromkeys(sources)
         if None not in files:
