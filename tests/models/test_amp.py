@@ -5,12 +5,13 @@ import torch
 import torch.nn.functional as F
 from conftest import relative_error
 from contract_rows import with_random_norms
-from test_contract import outputs_and_gradients, with_fixed_statistics
-from test_counts import MODELS
+from test_contract import BACKBONES, outputs_and_gradients, with_fixed_statistics
+from test_counts import MODELS as COUNTED
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.long
+MODELS = {**COUNTED, **BACKBONES}  # at their whole depth
 
 # Relative error of maps, and of the gradients of all parameters together. Twice what was measured.
 BOUNDS = {torch.bfloat16: (0.03, 0.07), torch.float16: (0.004, 0.02)}
