@@ -2,11 +2,10 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mmengine.config import Config
-
-from vitdense.mm.errors import ConfigError
+if TYPE_CHECKING:
+    from mmengine.config import Config
 
 MEASURED = 50  # training images, evenly spaced, for mean and std
 
@@ -17,7 +16,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--alpha", choices=("drop", "keep"), help="of the last band, where it may be alpha")
 
 
-def images(args: argparse.Namespace, cfg: Config, trunk: Mapping[str, Any], paths: Sequence[str]) -> tuple | None:
+def images(args: argparse.Namespace, cfg: "Config", trunk: Mapping[str, Any], paths: Sequence[str]) -> tuple | None:
     """For training images with bands or bits that mm's reader loses what `vitdense.seams.options_of` says; else None.
 
     Raises:
@@ -26,6 +25,7 @@ def images(args: argparse.Namespace, cfg: Config, trunk: Mapping[str, Any], path
     from vitdense.extensions.bands.images import FOR_RGB, about
     from vitdense.extensions.bands.step import LoadBands
     from vitdense.mm.config.query import nodes, type_name
+    from vitdense.mm.errors import ConfigError
 
     found = about(paths[0]) if paths else None
     if found is None:
