@@ -191,7 +191,7 @@ def split(content):
 def test_joined_files_are_scored_as_one(kind, tmp_path):
     """The metric has no file: data sets say which one each image is of."""
     init_default_scope("mmdet")
-    for i in range(FILES // 6):
+    for i in range(FILES // 4):
         rng = np.random.default_rng([5, i])
         content = odd_file(rng)
         content["images"] = sorted(content["images"], key=lambda image: image["id"])
