@@ -32,12 +32,13 @@ COMMANDS = [
     *(f"train {name} --iters 2 {' '.join(SMALL)}" for name in TRAINED),
     *(f"test work_dirs/{name}" for name in TRAINED[:2]),
     *(f"predict work_dirs/{name} data/shapes/val" for name in TRAINED[:2]),
+    f"new detection {DETECTION} --images data/shapes/train --val-images data/shapes/val large.py --epochs 1",
     f"new detection {DETECTION} --images data/shapes/train --val-images data/shapes/val own.py "
     "--base cascade_swin_nano_coco --iters 2",
     "check own.py",
     f"train own.py --cfg-options {' '.join(HERE)}",
     "swap mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py --backbone swin_tiny",
-    *(f"export work_dirs/{name} --to onnx --unchecked" for name in TRAINED[:2]),
+    *(f"export work_dirs/{name} --to onnx" for name in TRAINED[:2]),
 ]
 PYTHON = [
     "vitdense.load('work_dirs/cascade_swin_nano_shapes')('data/shapes/val/000001.jpg').save('drawn.jpg')",
