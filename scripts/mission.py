@@ -28,6 +28,12 @@ SMALL = ["--cfg-options", "train_cfg.val_interval=2", *SMALL]
 HERE = [f"{split}_dataloader.num_workers=0" for split in ("train", "val")]  # not in workers, which are not watched
 SMALL += HERE
 DETECTION = "--train data/shapes/annotations/instances_train.json --val data/shapes/annotations/instances_val.json"
+MAPS = " ".join(
+    f"--{prefix}{part} data/shapes/{folder}{split}"
+    for prefix, split in (("", "train"), ("val-", "val"))
+    for part, folder in (("images", ""), ("labels", "semantic/"))
+)
+CLASSES = "background,disc,ring,square,triangle,star,cross,bar,crescent"
 COMMANDS = [
     *(f"train {name} --iters 2 {' '.join(SMALL)}" for name in TRAINED),
     *(f"test work_dirs/{name}" for name in TRAINED[:2]),
@@ -37,6 +43,7 @@ COMMANDS = [
     "--base cascade_swin_nano_coco --iters 2",
     "check own.py",
     f"train own.py --cfg-options {' '.join(HERE)}",
+    f"new segmentation {MAPS} --classes {CLASSES} maps.py",
     "swap mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py --backbone swin_tiny",
     *(f"export work_dirs/{name} --to onnx" for name in TRAINED[:2]),
 ]
