@@ -23,7 +23,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
-demo: $(READY)  ## train, evaluate and predict on drawn images: under fifteen minutes on two CPU cores; ARGS=--overwrite starts anew
+demo: $(READY)  ## train, evaluate and predict on drawn images: under ten minutes on two CPU cores; ARGS=--overwrite starts anew
 	$(BIN)/python -m vitdense demo $(ARGS)
 
 # The longest files first, or one core waits for them at the end.
