@@ -37,6 +37,7 @@ OPTIONS = {
 # Keys that several passes of one command write, and these passes in their order. --cfg-options may write any.
 SHARED = {
     "work_dir": ("--launcher or --work-dir", "folder of a test"),
+    "default_hooks.exact_load.fresh": ("--fresh", "--resume"),  # of a training's start, so not of a resumed one
     "tta_pipeline.*": ("settings.image_size", "readers of test images"),
     "model.*": (
         *("settings.image_size", "classes of the training data"),
