@@ -12,7 +12,8 @@ JOBS ?= 2
 PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # A test that hangs is stopped, and shows where; none of these comes near.
 WATCHED := --timeout 600
-INSTALL := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# What is imported is compiled then; all 20,000 files would take a minute and a half.
+INSTALL := -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
 CHECK_PYTHON = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if v >= (3, 10) else \
     f"error: Python {v[0]}.{v[1]} found, 3.10 or newer expected; run: make PYTHON=python3.13 $(MAKECMDGOALS)")'
 

@@ -17,7 +17,7 @@ def make(folder):
     cfg.model.backbone, cfg.model.decode_head = TRUNK, HEAD
     cfg.model.neck = cfg.model.auxiliary_head = None
     draw = dict(num_train=4, num_val=3, image_size=(96, 80))
-    for loader in (cfg.train_dataloader, cfg.test_dataloader):
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.update(num_workers=0, persistent_workers=False, batch_size=1)
         loader.dataset.update(data_root=str(folder / "shapes"), draw=draw)
     cfg.test_dataloader.dataset.pipeline.insert(1, dict(type="Resize", scale=(128, 128), keep_ratio=True))

@@ -30,11 +30,8 @@ NEW = (
     "--label-suffix .png --classes ground,square --base upernet_swin_nano_shapes --iters 2 mine.py"
 )
 CHAIN = (
-    "check mine.py",
     "train mine.py --batch-size 2",
     "test work_dirs/mine",
-    "predict work_dirs/mine images",
-    "export work_dirs/mine --to pt2 --static 64 64 --images images/0.png",
     "predict shapes_nano --demo",
 )
 # The others in one process: packages are imported once.
@@ -128,6 +125,4 @@ def test_the_wheel_is_enough_in_an_empty_folder(built, tmp_path):
     assert Path(where).is_relative_to(scheme)
     assert version == vitdense.__version__
     assert "mIoU" in printed
-    assert len([*(work / "predictions/mine").rglob("*.png")]) >= 4
-    assert (work / "exports/mine.pt2").is_file()
     assert len([*(work / "predictions/shapes_nano").glob("*.jpg")]) == 4

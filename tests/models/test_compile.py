@@ -57,7 +57,7 @@ def test_forward_and_backward_of_low_rank_updates():
     test_forward_and_backward(replace(row, options={**row.options, "finetune": "lora"}), SIZES[:4])
 
 
-@every_but_slow("resnet")
+@every_but_slow()
 @pytest.mark.long
 def test_forward(make):
     model, programs = make.shallow()().eval(), Programs()

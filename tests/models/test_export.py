@@ -25,8 +25,8 @@ EXAMPLE = (2, 3, 64, 96)
 UNSEEN = [(1, 97, 131), (3, 65, 200), (1, MIN_SIDE, MIN_SIDE)]
 BRANCHES = {"If", "Loop", "Tile", "Scan", "NonZero"}  # what runtimes do not take, or take slowly
 OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", "Clip"}  # what decides on a size
-# One of each family whose layers are ours; `vit` and `resnet` are exported for onnxruntime below, the others are slow.
-ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions", "nat")
+# One of each family of the papers; `vit` and `resnet` are exported for onnxruntime below, the others are slow.
+ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions")
 every_quick = every_but_slow("vit", "resnet")  # the others take minutes
 
 
