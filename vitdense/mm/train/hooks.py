@@ -136,10 +136,10 @@ class ExactLoadHook(Hook):
             log_differences(checkpoint, runner.cfg, OF_RESULTS)
         model = unwrapped(runner.model)  # checkpoints are saved without the TTA wrapper
         self._check_classes(runner, checkpoint)
-        # After this hook, mmengine loads checkpoint["state_dict"].
-        checkpoint["state_dict"], report = fit_whole(
-            model, checkpoint, self.fresh, str(runner._load_from or "checkpoint"), self.base, self.channels
-        )
+        source, own = str(runner._load_from or "checkpoint"), model.state_dict()
+        state, report = fit_whole(model, checkpoint, self.fresh, source, self.base, self.channels)
+        # After this hook, mmengine loads all of it; it would print what is kept as missing.
+        checkpoint["state_dict"] = state | {key: own[key] for key in report.kept_at_init}
         if runner._resume and report.resized:  # the state of the optimizer has the old sizes
             raise CheckpointMismatchError(
                 f"resume: {runner._load_from} has other sizes than the model for {join_some(report.resized)}; go on "
