@@ -66,6 +66,26 @@ def test_where_images_and_labels_may_be(train, labels, write, tmp_path):
     assert all((folder / image["file_name"]).is_file() for image in content["images"])
 
 
+STRAIGHT, TURNED = "0 0.1 0.1 0.3 0.1 0.3 0.5 0.1 0.5\n", "1 0.5 0.1 0.7 0.5 0.5 0.9 0.3 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_said"),
+    [
+        (TURNED + STRAIGHT, True),
+        (STRAIGHT, False),
+        (TURNED + BOX, False),
+        (TURNED + "0 0.1 0.1 0.3 0.1 0.3 0.5\n", False),
+        ("", False),
+    ],
+)
+def test_oriented_boxes_are_said_to_be_trained_as_straight_ones(lines, is_said, write):
+    *_, faults = read_yolo(write(lines), "train")
+    said = [fault for fault in faults if "YOLO-OBB" in str(fault)]
+    assert len(said) == is_said
+    assert not any(fault.grave for fault in said)
+
+
 def test_rounded_coordinates_are_clipped_to_the_image(write):
     content, *_ = read_yolo(write("0 0.2 -0.0000001 1.0000001 0.5 0.3 0.9\n"), "train")
     x, y, width, _ = content["annotations"][0]["bbox"]
