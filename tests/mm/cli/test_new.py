@@ -131,7 +131,7 @@ def test_rectangles_have_the_ratio_of_the_data(boxes, size, wanted, capsys):
     boxes(size)
     assert run(*DETECTION, "mine.py", "--method", "rfdetr") == 0
     assert image_size(load_config("mine.py")) == wanted
-    assert ("times as wide as high" in capsys.readouterr().out) == (wanted[0] != wanted[1])
+    assert ("at the cost of" in capsys.readouterr().out) == (wanted[0] != wanted[1])
     assert own_data._rectangle(384, 16 / 9, 32, 0.9) == (288, 512)
 
 

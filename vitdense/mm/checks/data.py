@@ -56,7 +56,6 @@ def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def _categories(dataset: dict) -> tuple[str, ...] | None:
-    """Names in a data set's annotation file; None if it is absent or unreadable, which other checks report."""
     ann_file = annotation_file(dataset)
     with suppress(ConfigError):
         return overview(Path(ann_file)).categories or None if ann_file and Path(ann_file).is_file() else None

@@ -242,7 +242,6 @@ def _own_copy(cfg: Config, folder: Path) -> Config:
 
 
 def _peak_memory() -> str:
-    """Peak memory of the GPU, or of the process on Linux."""
     if get_device() == "cuda":
         return f" and {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
     if sys.platform != "linux":

@@ -324,7 +324,6 @@ def label_map_names(images: Sequence[Path], root: Path | None) -> dict[Path, str
 
 
 def _check_outputs(images: Sequence[Path], out_dir: Path, with_label_maps: bool, root: Path | None) -> None:
-    """Raise an error if an output cannot be written, or would overwrite an image or another output."""
     check_writable(out_dir / (RESULTS if root is None else TRAINING), "--out-dir")
     if with_label_maps:
         check_writable(out_dir / "labels" / "any.png", "--out-dir")

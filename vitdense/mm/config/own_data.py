@@ -32,6 +32,7 @@ from vitdense.mm.data.split import split_images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import ask
 
+TYPES = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}  # data sets of tasks
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # RF-DETR's, not loaded for other classes than COCO's
 
 
@@ -207,7 +208,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     read, of_images, left_out = ask("new", "images", args, cfg, trunk, data.images) or (None, {}, [])
     settings = _length(cfg, args, base)
     if args.base is None:
-        settings |= _sizes(cfg, args, data, model, limits)
+        settings |= _sizes(cfg, args, data, trunk, limits)
     changed = Config({"model": model})
     changed.merge_from_dict({**limits, **(labels.options if labels else {}), **_of_other_data(cfg, data), **of_images})
     model, evaluator = (changed.to_dict().get(key, {}) for key in ("model", "val_evaluator"))
@@ -224,12 +225,22 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
         fresh["exact_load"] |= {"channels": "mean"} if read else {}
         lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
+    kind = labels.dataset if labels else TYPES.get(args.task)
+    lines += _data_lines(cfg, data, kind, read, left_out, wrapped)
+    if evaluator:
+        lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
+    lines += [f"{key} = {code(value)}" for key, value in wrapped.config.items()] if wrapped else []
+    return "\n".join(lines) + "\n"
+
+
+def _data_lines(
+    cfg: Config, data: Data, kind: str | None, read: dict | None, left_out: Sequence[str], wrapped: Wrapped | None
+) -> list[str]:
+    """The lines of the data sets, of a `kind` or the base's; steps `left_out` cannot take what `read` reads."""
     shared: dict[str, Any] = {**data.shared, "data_root": Name("data_root")}
     if "metainfo" in cfg.train_dataloader.dataset and "metainfo" in data.shared:  # classes and colours of other data
         shared["metainfo"] = {"_delete_": True, **data.shared["metainfo"]}
-    lines.append(f"dataset = {code(shared, prefix=10)}")
-    types = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}
-    kind = labels.dataset if labels else types.get(args.task)
+    lines = [f"dataset = {code(shared, prefix=10)}"]
     if read:
         lines.append(f"read = {code(read, prefix=7)}")
     for split, part in (("train", data.train), ("val", data.val)):
@@ -241,11 +252,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         if wrapped and split == "train":
             dataset = _within(wrapped, dataset, data.shared)
         lines.append(f"{split}_dataloader = {code({'dataset': dataset}, prefix=19)}")
-    lines += ["test_dataloader = val_dataloader", f"del dataset{', read' if read else ''}"]
-    if evaluator:
-        lines += [f"val_evaluator = {code(evaluator)}", "test_evaluator = val_evaluator"]
-    lines += [f"{key} = {code(value)}" for key, value in wrapped.config.items()] if wrapped else []
-    return "\n".join(lines) + "\n"
+    return [*lines, "test_dataloader = val_dataloader", f"del dataset{', read' if read else ''}"]
 
 
 def _within(wrapped: Wrapped, dataset: dict[str, Any], shared: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,16 +272,15 @@ def _length(cfg: Config, args: argparse.Namespace, base: Path) -> dict[str, int]
     return {f"max_{unit}": length} if length else {}
 
 
-def _sizes(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping) -> dict[str, Any]:
+def _sizes(cfg: Config, args: argparse.Namespace, data: Data, trunk: Mapping, limits: Mapping) -> dict[str, Any]:
     """The setting `image_size`, if it is not the recipe's: a rectangle where all images have one size, as the data."""
     old = min(image_size(cfg))
-    size = _side(cfg, args, data, model, limits, old)
+    size = _side(cfg, args, data, trunk, limits, old)
     if has_one_size(cfg) and args.task != "segmentation":
         fewest = 1.0 if limits else 0.9  # of the square's positions, which the raised number of queries needs
         rectangle = _rectangle(size, data.ratio, cfg.model.data_preprocessor.pad_size_divisor, fewest)
         if rectangle != (size, size):
-            cost = f"at the cost of {size}x{size}"
-            print(f"images are {data.ratio:.3g} times as wide as high: image_size={rectangle}, {cost}")
+            print(f"width / height of images: {data.ratio:.3g}; image_size={rectangle}, at the cost of {size}x{size}")
             return {"image_size": rectangle}
     return {} if size == old else {"image_size": size}
 
@@ -288,11 +294,10 @@ def _rectangle(side: int, ratio: float, step: int, fewest: float) -> tuple[int, 
     return h * step, w * step
 
 
-def _side(cfg: Config, args: argparse.Namespace, data: Data, model: Mapping, limits: Mapping, old: int) -> int:
+def _side(cfg: Config, args: argparse.Namespace, data: Data, trunk: Mapping, limits: Mapping, old: int) -> int:
     """The image size of the recipe, or less for smaller images, in whole patches or windows."""
     # Detectors enlarge COCO, whose median short side is 480 pixels, to 800.
     side = min(data.short_side * 5 // 3 if args.task == "detection" else data.short_side, old)
-    trunk = {**cfg.model.backbone, **model.get("backbone", {})}
     patch = trunk.get("patch_size") or getattr(row_of_weights(trunk), "patch_size", None)
     if patch and 32 % patch:  # such as patches of 14 pixels
         return -(-side // patch) * patch

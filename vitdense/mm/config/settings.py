@@ -255,5 +255,4 @@ def _is_pair(value: Any) -> bool:
 
 
 def _sides(value: Any) -> list[int]:
-    """Every int in a size or a list of sizes. Floats are shares of the image."""
     return [side for side in flat(value).values() if isinstance(side, int)]

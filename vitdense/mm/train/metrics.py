@@ -128,7 +128,6 @@ class CocoMetric(mmdet_metrics.CocoMetric):
     def _evaluate(
         self, kind: str, found: Sequence[Mapping], places: Mapping[str, Sequence] | None = None, **options: Any
     ) -> Evaluation:
-        """Evaluate boxes, or the `places` of the same objects; see `Found` and `evaluate`."""
         corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
         columns = [
             np.repeat(self.img_ids, [len(one["bboxes"]) for one in found])[:, None],
