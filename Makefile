@@ -35,7 +35,7 @@ MARKED = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
 EXAMPLES ?= 1000
 WHAT ?= quick
 UNMARKED := not slow and not docs and not commands and not pairs
-# Neither a network nor a GPU: some 900 seconds of CPU.
+# Neither a network nor a GPU: six minutes on two cores.
 RUN_quick = $(PYTEST) $(WATCHED) -m 'not long and $(UNMARKED)' $(LONGEST) $(OTHERS)
 # The tests of the same kind that take longer, one by one.
 RUN_long = $(PYTEST) $(WATCHED) -m 'long and $(UNMARKED)' $(call MARKED,long)

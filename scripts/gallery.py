@@ -2,6 +2,8 @@
 
 import argparse
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,6 +30,7 @@ REPO = Path(__file__).parents[1]
 DEMO = "cascade_swin_nano_shapes"  # a model to train
 STREETS = "eomt_deit_t_camvid"  # another, and photos of COCO val2017 to show it, all under CC BY 2.0
 PHOTOS = ("000000423617.jpg", "000000184324.jpg")
+REGION = (0, 5066, 1000, 5750)  # of the page of errors: another class
 SHAPES = (27, 72, 86)  # images that the model in the package gets right
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
@@ -175,13 +178,32 @@ def inside(path: Path) -> None:
         Image.fromarray(draw.contact_sheet(rows, width=160)).quantize(192).save(scratch, format="png", optimize=True)
 
 
+def errors(path: Path) -> None:
+    """A part of the page of docs/extensions/errors.md, of the model in the package; chromium must be installed."""
+    with TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "vitdense", "test", "shapes_nano", "--report", "."], cwd=folder, check=True
+        )
+        options = (
+            "--headless",
+            "--no-sandbox",
+            "--hide-scrollbars",
+            "--window-size=1000,9000",
+            "--screenshot=page.png",
+        )
+        subprocess.run(["chromium", *options, "report.html"], cwd=folder, check=True)
+        page = Image.open(Path(folder, "page.png")).convert("RGB").crop(REGION)
+    with atomic_write(path) as scratch:
+        page.quantize(192).save(scratch, format="png", optimize=True)
+
+
 def save(figure: Figure, path: Path) -> None:
     with atomic_write(path) as scratch:
         figure.savefig(scratch, dpi=110, format="png")
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, streets, shapes, inside)
+    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, streets, shapes, inside, errors)
 }
 
 
