@@ -21,20 +21,21 @@ def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None
     Raises:
         ConfigError: The files have faults, or options do not fit.
     """
-    from vitdense.extensions.formats.voc import read_folder
-    from vitdense.extensions.formats.yolo import read_yolo
-    from vitdense.mm.data.faults import refuse
-
-    readers = {"--yolo": (args.yolo, read_yolo), "--voc": (args.voc, read_folder)}
-    asked = [option for option, (path, _) in readers.items() if path is not None]
+    paths, found = {"--yolo": args.yolo, "--voc": args.voc}, {}
+    asked = [option for option, path in paths.items() if path is not None]
     if not asked:
         return None
     is_split = isinstance(args.val, float)
     if len(asked) > 1 or any(vars(args)[name] for name in GIVEN if not (is_split and name == "val")):
         raise ConfigError(f"{asked[0]}: got --train, --val, --images or another format as well; give {asked[0]} alone")
-    (path, reader), found = readers[asked[0]], {}
+
+    from vitdense.extensions.formats.voc import read_folder
+    from vitdense.extensions.formats.yolo import read_yolo
+    from vitdense.mm.data.faults import refuse
+
+    reader = {"--yolo": read_yolo, "--voc": read_folder}[asked[0]]
     for split in ("train",) if is_split else ("train", "val"):
-        content, folder, faults = reader(path, split)
+        content, folder, faults = reader(paths[asked[0]], split)
         refuse(fault.within(asked[0]) for fault in faults)
         found[split] = content, folder
     return found
