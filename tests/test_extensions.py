@@ -12,7 +12,7 @@ pytestmark = pytest.mark.commands
 
 EXTENSIONS = sorted(path.parent.name for path in REPO.glob("vitdense/extensions/*/__init__.py"))
 COPIED = ("vitdense", "configs", "tools", "scripts", "tests", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
-# What the core has: imports, names, commands, passes and options.
+# What the core has: names, commands, passes and options.
 QUICK = ("test_main.py", "mm/config/test_passes.py", "mm/config/test_options.py")
 
 
