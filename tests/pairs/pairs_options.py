@@ -285,7 +285,7 @@ OPTIONS = [
     *(Option(name, "export", values, lambda row, v, name=name: (row.program.get(name, v), v)) for name, values in {
         "precision": {"float32": (), "half": ["--half"], "int8": ["--int8"]},
         "preprocessing": switch("--with-preprocessing"),
-        "static": {"dynamic": (), "static": ["--static", "64", "64"]},
+        "static": {"dynamic": (), "static": ["--static", "128", "128"]},
         "maps": switch("--maps"),
     }.items()),
 ]

@@ -334,7 +334,9 @@ class Row:
         if self["export"] == "pt2":
             program = torch.export.load(self.exported)
             kinds, takes_photos = {x.dtype for x in program.state_dict.values()}, False
-            is_half, is_int8, is_static = torch.float16 in kinds, False, not program.range_constraints
+            image = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+            is_half, is_int8 = torch.float16 in kinds, False
+            is_static = all(isinstance(side, int) for side in image.meta["val"].shape)
         else:
             import onnx
 
