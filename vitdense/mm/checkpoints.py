@@ -63,9 +63,10 @@ FIELDS = {
 # Fields to resume from, none of them absent.
 RESUMED = {
     **dict.fromkeys(("meta", "message_hub", "optimizer", "state_dict"), _is_dict),
-    **dict.fromkeys((f"message_hub.{key}" for key in ("log_scalars", "runtime_info", "resumed_keys")), _is_dict),
+    **dict.fromkeys((f"message_hub.{key}" for key in ("log_scalars", "runtime_info")), _is_dict),
     **dict.fromkeys(("meta.epoch", "meta.iter"), lambda value: is_whole(value, 0)),
     "param_schedulers": lambda value: isinstance(value, (dict, list)),
+    "message_hub.resumed_keys": lambda value: _is_dict(value) and all(isinstance(one, bool) for one in value.values()),
 }
 
 

@@ -1,6 +1,7 @@
 """The list of what changes a config: a key has one pass that writes it, and the user's own options stay verbatim."""
 
 import copy
+import re
 from contextlib import suppress
 from fnmatch import fnmatch
 from itertools import combinations
@@ -259,3 +260,31 @@ def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
     assert lines[of_options + 1] == "    train_dataloader.batch_size: 8 -> 2"
     assert lines.index("settings.max_epochs or max_iters") < of_options
     assert "    default_hooks.logger.ignore_last: absent -> False" in lines
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("default_scope", 7, "text"),
+        ("model.auxiliary_head", -1, "a list of dicts"),
+        ("model.type", b"Swin", "a name or a class"),
+        ("custom_hooks", [3], "a list of dicts"),
+        ("default_hooks.logger", 3, "a dict of dicts"),
+        ("val_dataloader", {"_delete_": True, "batch_size": 2}, "val_dataloader.dataset"),
+        ("test_evaluator", 1e300, "a list of dicts"),
+        ("train_dataloader.dataset.ann_file", True, "text"),
+        ("train_dataloader.dataset.data_prefix.img", 3, "a dict of texts"),
+    ],
+)
+def test_values_of_another_kind(tmp_path, key, value, expected):
+    """Also in the file, not only as an option."""
+    *path, last = key.split(".")
+    nested = {last: value}
+    for part in reversed(path):
+        nested = {part: nested}
+    lines = [f"{name} = {part!r}\n" for name, part in nested.items()]
+    (tmp_path / "mine.py").write_text(
+        "_base_ = 'vitdense::configs/demo/cascade_swin_nano_shapes.py'\n" + "".join(lines)
+    )
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        load_config(tmp_path / "mine.py")

@@ -43,7 +43,7 @@ def explained(cfg: Config) -> Iterator[None]:
         ) from error
     except (KeyError, TypeError) as error:
         text = " ".join(str(error.args[0] if error.args else error).split())
-        absent = re.match(r"(\S+) is not in the \w+::.+? registry", text)
+        absent = re.match(r"(.+?) is not in the \w+::.+? registry", text)
         found = absent or re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
         values = flat(cfg.to_dict()).items() if found else ()
         keys = [key.removesuffix(".type") for key, value in values if key.endswith("type") and _same(value, found[1])]

@@ -11,6 +11,7 @@ from mmengine.config import Config
 from vitdense.mm.config import model, options, run, settings, start
 from vitdense.mm.config.base import Asked, Change, Pass, run_passes
 from vitdense.mm.config.classes import follow_classes
+from vitdense.mm.config.kinds import check_kinds
 from vitdense.seams import call
 
 
@@ -25,6 +26,7 @@ def _by_extensions(command: str) -> Pass:
 # For every command.
 LOADING = (
     Pass("scope of a base vitdense::...", options.drop_scope),
+    Pass("kinds of values", lambda cfg, asked: check_kinds(cfg)),
     Pass("settings", options.merge_settings),
     Pass("settings.max_epochs or max_iters", lambda cfg, asked: settings.set_length(cfg)),
     Pass("settings.image_size", lambda cfg, asked: settings.set_image_size(cfg)),
@@ -32,6 +34,7 @@ LOADING = (
     Pass("data_root", options.move_data),
     Pass("readers of images", lambda cfg, asked: run.own_readers(cfg, ("train_dataloader", "val_dataloader"))),
     Pass("--cfg-options", options.merge_given),
+    Pass("kinds of given values", lambda cfg, asked: check_kinds(cfg)),
     Pass("hooks that are left out", run.leave_out_hooks),
     Pass("num_workers=0", run.drop_worker_keys),
     Pass("classes of the training data", lambda cfg, asked: follow_classes(cfg)),

@@ -1,0 +1,48 @@
+"""What the keys of a config are, wherever mmengine, mmdet, mmseg and the passes read them."""
+
+from collections.abc import Callable
+
+from mmengine.config import Config
+
+from vitdense.mm.config.base import ABSENT, find
+from vitdense.mm.config.query import nodes
+from vitdense.mm.errors import ConfigError
+
+
+def _is(*kinds: type) -> Callable[[object], bool]:
+    return lambda value: value is None or isinstance(value, kinds)
+
+
+def _are_dicts(value: object) -> bool:
+    return all(isinstance(one, dict) for one in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+_DICT, _DICTS = (_is(dict), "a dict"), (lambda x: x is None or _are_dicts(x), "a dict, or a list of dicts")
+_HEADS = ("auxiliary_head", "backbone", "bbox_head", "data_preprocessor", "decode_head", "neck", "roi_head", "rpn_head")
+AT = {  # dotted key: whether a value fits, and what is expected
+    "default_scope": (_is(str), "text"),
+    **dict.fromkeys(("model", "env_cfg", "optim_wrapper"), _DICT),
+    "default_hooks": (lambda x: _is(dict)(x) and all(map(_is(dict), (x or {}).values())), "a dict of dicts"),
+    **dict.fromkeys(("val_evaluator", "test_evaluator", *(f"model.{part}" for part in _HEADS)), _DICTS),
+    **{f"{split}_dataloader": _DICT for split in ("train", "val", "test")},
+    **{f"{split}_dataloader.dataset": _DICT for split in ("train", "val", "test")},
+    "custom_hooks": (lambda x: x is None or (isinstance(x, (list, tuple)) and _are_dicts(x)), "a list of dicts"),
+}
+ANYWHERE = {
+    "type": (lambda x: _is(str)(x) or callable(x), "a name or a class"),
+    "ann_file": (_is(str, list, tuple), "text"),
+    "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str), x.values())), "a dict of texts"),
+}
+
+
+def check_kinds(cfg: Config) -> None:
+    """Raise a ConfigError if a key has a value of another kind than whoever reads it expects."""
+    values = [(key, find(cfg, key), rule) for key, rule in AT.items()]
+    found = [(key, node[key], rule) for node in nodes(cfg.to_dict()) for key, rule in ANYWHERE.items() if key in node]
+    for key, value, (fits, expected) in values + found:
+        if value is not ABSENT and not fits(value):
+            raise ConfigError(f"{cfg.filename}: got {key} = {str(value)[:60]}, expected {expected}")
+    for split in ("train", "val", "test"):
+        loader = cfg.get(f"{split}_dataloader")
+        if loader and "dataset" not in loader:
+            raise ConfigError(f"{cfg.filename}: got no {split}_dataloader.dataset, expected dict(type=...)")
