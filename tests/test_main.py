@@ -102,7 +102,7 @@ def test_commands_of_tools_and_of_the_package_are_listed(capsys):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "False", done.stderr
     listed = re.findall(r"^  (\w+)  ", done.stdout, re.M)
-    assert sorted(listed) == sorted({*COMMANDS, *seams.commands(), "doctor"})
+    assert sorted(listed) == sorted({*COMMANDS, *seams.merged("commands"), "doctor"})
 
 
 def test_commands_have_one_name():

@@ -49,7 +49,7 @@ def test_help_and_an_unknown_option_import_no_package_that_takes_seconds():
     code = f"""
 import sys
 from vitdense.__main__ import main
-for command in {[*COMMANDS, *seams.commands()]}:
+for command in {[*COMMANDS, *seams.merged("commands")]}:
     for option, status in (("--help", 0), ("--no-such-option", 2)):
         try:
             main([command, option])

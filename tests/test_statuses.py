@@ -42,7 +42,9 @@ STATUSES = {
     **dict.fromkeys(("new", "demo", "convert", "swap", "flops", "benchmark"), (REFUSED, *SIGNALS)),
     **{"verify": (DONE, REFUSED, SIGNALS[0]), "doctor": (DONE, SIGNALS[0])},  # SIGTERM ends these as any process
 }
-ROWS = [(name, status) for name in (*COMMANDS, *seams.commands(), "doctor") for status in STATUSES.get(name, ())]
+ROWS = [
+    (name, status) for name in (*COMMANDS, *seams.merged("commands"), "doctor") for status in STATUSES.get(name, ())
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +55,7 @@ def _all_imported():
 
 
 def test_every_command_has_a_row():
-    assert {*COMMANDS, *seams.commands()} == {name for name, _ in ROWS} - {"doctor"}
+    assert {*COMMANDS, *seams.merged("commands")} == {name for name, _ in ROWS} - {"doctor"}
 
 
 @pytest.mark.parametrize(("command", "status"), ROWS)

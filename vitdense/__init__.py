@@ -10,7 +10,7 @@ from typing import Any
 
 from vitdense.families import FOLDERS
 from vitdense.ops.finder import install as _install_ops
-from vitdense.seams import public_names
+from vitdense.seams import merged
 
 __version__ = "0.4.0.dev0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
@@ -21,7 +21,7 @@ _LAZY = {  # name: the module that has it, imported when the name is first used
     "WindowedViT": "vitdense.models.vit.windowed",
     "DeconvPyramid": "vitdense.necks",
     "empty_cache": "vitdense.layers.layout",
-    **public_names(),
+    **merged("names"),
 }
 __all__ = [*_LAZY]
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         in_utf8()
         gc.disable()  # a sixth of the time of imports; `exit_on_user_error` switches it on again
-    commands = {**COMMANDS, **seams.commands(), **DOCTOR}
+    commands = {**COMMANDS, **seams.merged("commands"), **DOCTOR}
     parser = argparse.ArgumentParser(
         "vitdense",
         usage="vitdense COMMAND ...",

@@ -34,6 +34,7 @@ class Extension:
         schemes: `family` of a head with its own naming schemes -> module with a `Family` for it in ``HEADS``.
         backbones: Class of a backbone in ``model.py`` of the folder -> start of the names of its models, for which
             ``rows.py`` has ``find_row(name)``, the row of the table of models or None.
+        ops: Op of mmcv's compiled extension -> module with a function of its name and arguments; see `vitdense.ops`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class Extension:
     loaders: tuple[str, ...] = ()
     schemes: Mapping[str, str] = field(default_factory=dict)
     backbones: Mapping[str, str] = field(default_factory=dict)
+    ops: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -57,14 +59,9 @@ def extensions() -> dict[str, Extension]:
     return {name: import_module(name).EXTENSION for name in names}
 
 
-def public_names() -> dict[str, str]:
-    """Public names that extensions add to `vitdense`, and the module of each."""
-    return {name: module for extension in extensions().values() for name, module in extension.names.items()}
-
-
-def commands() -> dict[str, tuple[str, str]]:
-    """Commands of extensions: the group of each, and its line of help."""
-    return {name: row for extension in extensions().values() for name, row in extension.commands.items()}
+def merged(part: str) -> dict[str, Any]:
+    """A mapping of `Extension`, such as ``"names"``, of all extensions."""
+    return {name: value for extension in extensions().values() for name, value in getattr(extension, part).items()}
 
 
 def run(command: str, argv: Sequence[str]) -> int:
@@ -139,7 +136,7 @@ def kind_of(dataset: type | None) -> ModuleType | None:
 
     The module has ``Checks``, a subclass of `vitdense.mm.checks.sets.DataSet`.
     """
-    known = {kind: module for extension in extensions().values() for kind, module in extension.kinds.items()}
+    known = merged("kinds")
     names = (f"vitdense.{base.__name__}" for base in getattr(dataset, "__mro__", ()))
     found = next((name for name in names if name in known), None)
     return import_module(known[found]) if found else None
@@ -148,11 +145,6 @@ def kind_of(dataset: type | None) -> ModuleType | None:
 def loaders() -> list[str]:
     """Pipeline steps of extensions that load labels."""
     return [step for extension in extensions().values() for step in extension.loaders]
-
-
-def schemes() -> dict[str, str]:
-    """Heads of extensions with their own naming schemes, and the module of each."""
-    return {family: module for extension in extensions().values() for family, module in extension.schemes.items()}
 
 
 def backbones() -> dict[str, tuple[str, str]]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import REPO
 
+from vitdense import seams
 from vitdense.ops import BUILD_COMMAND, OpNotAvailableError, ops_in_use
 
 
@@ -129,6 +130,11 @@ def test_an_op_without_stand_in_is_named_with_the_build_command(mm, op, call):
     assert op in str(error.value)
     assert BUILD_COMMAND in str(error.value)
     assert isinstance(error.value, NotImplementedError)
+
+
+def test_an_extension_answers_for_an_op(mm, monkeypatch):
+    monkeypatch.setattr(seams, "extensions", lambda: {"any": seams.Extension(ops={"sqrt": "math"})})
+    assert importlib.import_module("mmcv._ext").sqrt(4) == 2
 
 
 def test_environment_report_and_sync_bn_of_mmengine(mm):

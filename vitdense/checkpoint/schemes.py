@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Layout, Rule, Scheme, Transform
 from vitdense.families import HEADS, folders_with
-from vitdense.seams import schemes
+from vitdense.seams import merged
 
 # Keys that a checkpoint may have besides a backbone: regular expressions of our names.
 CLASSIFIER = r"(norm|fc_norm|pre_logits|head|head_dist|attn_pool)\..+"
@@ -170,12 +170,12 @@ class _Naming(Mapping[str, Family]):
     """Family -> its naming schemes, `FAMILY` in its ``checkpoint.py``, imported on demand.
 
     Heads with naming schemes are families too: in `HEADS` of the ``checkpoint.py`` in a folder that `HEADS` of
-    ``vitdense/models/__init__.py`` names, or in modules of `vitdense.seams.schemes`.
+    ``vitdense/models/__init__.py`` names, or in modules of `seams.Extension.schemes`.
     """
 
     def __init__(self) -> None:
         folders = folders_with("checkpoint")
-        modules = {family: f"{folders[folder]}.checkpoint" for family, folder in HEADS.items()} | schemes()
+        modules = {family: f"{folders[folder]}.checkpoint" for family, folder in HEADS.items()} | merged("schemes")
         self._modules = {family: f"{folder}.checkpoint" for family, folder in folders.items()} | modules
         self._heads = modules.keys()
 

@@ -9,8 +9,8 @@ compiled op, it takes tensors on the CPU, to which `mmcv.ops.soft_nms` copies th
 and cast back, which is more exact than the compiled kernels.
 
 The stand-in has the ops that configs of mmdet and mmseg on COCO, LVIS, ADE20K or Cityscapes use, except CARAFE,
-PSANet, guided anchoring (masked convolution), deformable RoI pooling and mmcv's own SyncBN. Other ops raise
-`OpNotAvailableError` when they are called.
+PSANet, guided anchoring (masked convolution), deformable RoI pooling and mmcv's own SyncBN. Extensions add others. The
+rest raise `OpNotAvailableError` when they are called.
 """
 
 from vitdense.ops.finder import OpsInUse, install, ops_in_use

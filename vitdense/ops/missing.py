@@ -1,4 +1,8 @@
-"""Ops of mmcv that only its compiled extension has. Imports the standard library only."""
+"""Ops of mmcv that the core has no stand-in for. Imports the standard library only."""
+
+from importlib import import_module
+
+from vitdense.seams import merged
 
 # setup.py of onedl-mmcv compiles only if it can import torch, hence no build isolation. A cached wheel may be the
 # pure-Python one. FORCE_CUDA is needed if no GPU is visible during the build.
@@ -20,11 +24,13 @@ class OpNotAvailableError(NotImplementedError):
 
 
 def missing_op(name: str):
-    """`__getattr__` of the stand-in's module: mmcv looks up all its ops on import, but calls few of them."""
+    """`__getattr__` of the stand-in's module. mmcv looks up all ops on import: an extension's is imported by a call."""
     if name.startswith("__"):
         raise AttributeError(f"module 'mmcv._ext' has no attribute {name!r}")
 
-    def unavailable(*args, **kwargs):
-        raise OpNotAvailableError(name)
+    def call(*args, **kwargs):
+        if name not in (ops := merged("ops")):
+            raise OpNotAvailableError(name)
+        return getattr(import_module(ops[name]), name)(*args, **kwargs)
 
-    return unavailable
+    return call
