@@ -76,6 +76,7 @@ class Output:
         segments: One for every id, from 1 on: ``{"id", "label": index, "score": None, "is_thing": bool}``. A class of
             stuff has one segment at most.
         keypoints: [N, K, 3] float32: x and y in pixels, and a score, 0 to 1.
+        corners: [N, 4, 2] float32: x and y in pixels of the corners of oriented boxes; the first side is the longer.
     """
 
     boxes: np.ndarray | None = None
@@ -86,6 +87,12 @@ class Output:
     panoptic: np.ndarray | None = field(default=None, repr=False)
     segments: list[dict[str, Any]] | None = None
     keypoints: np.ndarray | None = field(default=None, repr=False)
+    corners: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def points(self) -> np.ndarray | None:
+        """Keypoints or corners, [N, K, 3 or 2]."""
+        return self.keypoints if self.corners is None else self.corners
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -489,10 +496,12 @@ def objects(
         for i, (mask, box) in enumerate(zip(found["masks"][kept], boxes)):
             whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
             masks[i] = whole >= about["mask_thr"]
-    keypoints = None
-    if "keypoints" in found:  # in pixels of the normalised image
-        keypoints = found["keypoints"][kept].astype(np.float32) / np.float32([*scale[::-1], 1])
-    return Output(boxes, found["scores"][kept], found["labels"][kept], masks, keypoints=keypoints)
+    points = {  # in pixels of the normalised image
+        name: found[name][kept].astype(np.float32) / np.float32([*scale[::-1], 1][: found[name].shape[-1]])
+        for name in ("keypoints", "corners")
+        if name in found
+    }
+    return Output(boxes, found["scores"][kept], found["labels"][kept], masks, **points)
 
 
 def least(score_thr: float | Sequence[float], labels: np.ndarray) -> np.ndarray:
@@ -674,8 +683,9 @@ def compare_objects(pairs: Sequence[tuple[Output, Output]], bounds: Bounds) -> t
         f"{same.sum()} of {len(same)} objects: boxes with IoU {of_boxes.min():.4f}, scores within "
         f"{of_scores.max():.1e}" + f", masks with IoU {of_masks.min():.4f}" * (pairs[0][1].masks is not None)
     )
-    if pairs[0][1].keypoints is not None:
-        found += f", keypoints within {1 - of_masks.min():.1e} of the side of their box"
+    if pairs[0][1].points is not None:
+        name = "keypoints" if pairs[0][1].corners is None else "corners"
+        found += f", {name} within {1 - of_masks.min():.1e} of the side of their box"
     fits = bool(same.mean() >= bounds.objects)
     expected = f"{bounds.objects:.0%} with {bounds.iou:.4g}, {bounds.difference:.1g} and {bounds.mask_iou:.4g}"
     return fits, found if fits else f"{found} of the model's, expected {expected}"
@@ -685,8 +695,8 @@ def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarr
     """Compare each object of the model with the program's nearest: IoU of boxes, difference of scores, IoU of masks,
     [3, N].
 
-    For keypoints the last is 1 - e. Here e is the largest difference of any keypoint, in x or y relative to the root of
-    the box area, or in its score.
+    For keypoints and corners the last is 1 - e. Here e is the largest difference of any of them, in x or y relative to
+    the root of the box area, or in its score.
     """
     rows = []
     for got, want in pairs:
@@ -701,9 +711,12 @@ def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarr
             if want.masks is not None:
                 union = (got.masks[k] | want.masks[i]).sum()
                 of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
-            if want.keypoints is not None:
+            if want.points is not None:
                 side = np.sqrt((want.boxes[i, 2:] - want.boxes[i, :2]).prod())
-                of_masks = 1 - (np.abs(got.keypoints[k] - want.keypoints[i]) / (side, side, 1)).max()
+                orders = range(1 if want.corners is None else 4)  # a square's first side is either
+                others = (np.roll(got.points[k], shift, 0) for shift in orders)
+                unit = (side, side, 1)[: want.points.shape[2]]
+                of_masks = 1 - min((np.abs(other - want.points[i]) / unit).max() for other in others)
             rows.append((overlaps[i, k], differences[i, k], of_masks))
     return np.array(rows, float).reshape(-1, 3).T
 
@@ -749,8 +762,9 @@ def above(found: Output, score_thr: float | Sequence[float]) -> Output:
     if found.boxes is None:
         return found
     kept = found.scores >= least(score_thr, found.labels)
-    masks, points = (None if part is None else part[kept] for part in (found.masks, found.keypoints))
-    return Output(found.boxes[kept], found.scores[kept], found.labels[kept], masks, keypoints=points)
+    more = {name: getattr(found, name) for name in ("masks", "keypoints", "corners")}
+    more = {name: None if part is None else part[kept] for name, part in more.items()}
+    return Output(found.boxes[kept], found.scores[kept], found.labels[kept], **more)
 
 
 def matched(got: Output, want: Output) -> int:
@@ -761,9 +775,9 @@ def matched(got: Output, want: Output) -> int:
         both = ours @ theirs.T
         union = ours.sum(1)[:, None] + theirs.sum(1) - both
         overlaps *= both >= SAME * union
-    if want.keypoints is not None and overlaps.size:  # mean distance relative to the side of the box
+    if want.points is not None and overlaps.size:  # mean distance relative to the side of the box
         sides = np.sqrt((want.boxes[:, 2:] - want.boxes[:, :2]).prod(1))[:, None]  # [wanted, 1]
-        apart = np.abs(want.keypoints[:, None, :, :2] - got.keypoints[..., :2]).mean((2, 3))  # [wanted, found]
+        apart = np.abs(want.points[:, None, :, :2] - got.points[..., :2]).mean((2, 3))  # [wanted, found]
         overlaps *= apart <= (1 - SAME) * sides
     overlaps, number = overlaps[np.argsort(-want.scores)], 0
     for row in overlaps if overlaps.size else ():

@@ -103,6 +103,7 @@ def instances(
     texts: Sequence[str],
     colours: Sequence | np.ndarray,
     masks: Iterable[np.ndarray | None],
+    outlines: np.ndarray | None = None,
     alpha: float = 0.45,
 ) -> np.ndarray:
     """Draw objects with their boxes, masks and texts; the last lies on top.
@@ -111,6 +112,7 @@ def instances(
         boxes: x, y, width and height of each, in pixels.
         texts: Text of each, at the upper left corner of its box.
         masks: Mask of each, [H, W] bool or None. They are taken one by one, so they need not be in memory together.
+        outlines: Corners of oriented boxes, [N, 4, 2], drawn in place of the boxes.
         alpha: Weight of the colour in a mask, 0 to 1.
     """
     picture, side = image.copy(), math.sqrt(image.shape[0] * image.shape[1])
@@ -121,7 +123,10 @@ def instances(
             _tint(picture, mask.view(np.uint8), colour, alpha, line)
     page = Image.fromarray(picture)
     pen, font = ImageDraw.Draw(page), load_font(text, texts)
-    for (x, y, width, height), colour in zip(boxes, colours):
+    for i, ((x, y, width, height), colour) in enumerate(zip(boxes, colours)):
+        if outlines is not None:
+            pen.polygon([*map(tuple, outlines[i].tolist())], outline=colour, width=line)
+            continue
         end = max(x, x + width - 1), max(y, y + height - 1)
         pen.rectangle((x, y, *end), outline=colour, width=line)
     for (x, y, *_), words, colour in zip(boxes, texts, colours):

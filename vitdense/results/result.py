@@ -68,7 +68,8 @@ class Result(Output):
         """What is in the image: ``Result(480x640: 3 objects, masks; cat 0.98, dog 0.91, dog 0.40)``."""
         names, found = dict(enumerate(self.names)), []
         if self.boxes is not None:
-            kinds = [kind for kind, own in (("masks", self.rle), ("keypoints", self.keypoints)) if own is not None]
+            own = {"masks": self.rle, "keypoints": self.keypoints, "corners": self.corners}
+            kinds = [kind for kind, values in own.items() if values is not None]
             what = ", ".join([f"{len(self)} object{'' if len(self) == 1 else 's'}", *kinds])
             found = [f"{names.get(i, i)} {score:.2f}" for i, score in zip(self.labels.tolist(), self.scores)]
         elif self.segments is not None:
@@ -116,7 +117,8 @@ class Result(Output):
         texts = [f"{names[self.labels[i]]} {self.scores[i]:.2f}" for i in order]
         masks = (None if self.rle is None else self.mask(i) for i in order)
         colours = self.palette[self.labels[::-1]]
-        drawn = draw.instances(self.image, boxes, texts, colours, masks)
+        outlines = None if self.corners is None else self.corners[::-1]
+        drawn = draw.instances(self.image, boxes, texts, colours, masks, outlines)
         if self.keypoints is not None:
             drawn = draw.skeletons(drawn, self.keypoints[::-1], self.skeleton, colours)
         return Image.fromarray(drawn)
@@ -127,7 +129,7 @@ class Result(Output):
 
     def to_coco(self, image_id: int = 0, category_ids: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """The objects as results that `COCO.loadRes` takes, with ``bbox``: left, upper, width, height in pixels.
-        Keypoints are x, y and score of each.
+        Keypoints are x, y and score of each; corners are a polygon, ``segmentation``.
 
         Args:
             image_id: Id of the image in the data set.
@@ -149,13 +151,16 @@ class Result(Output):
                 one["segmentation"] = self.rle[i]
             if self.keypoints is not None:
                 one["keypoints"] = self.keypoints[i].ravel().tolist()
+            if self.corners is not None:
+                one["segmentation"] = [self.corners[i].ravel().tolist()]
             found.append(one)
         return found
 
     def to_supervision(self) -> "supervision.Detections":
         """The objects as `supervision.Detections`; that package is not installed with this one.
 
-        Keypoints are in its ``data["keypoints"]``, [N, K, 3]: x, y and score.
+        Keypoints are in its ``data["keypoints"]``, [N, K, 3]: x, y and score; corners in ``data["xyxyxyxy"]``, [N, 4,
+        2], where `supervision.OrientedBoxAnnotator` looks for them.
         """
         self._need("boxes", "to_supervision")
         import supervision
@@ -163,6 +168,8 @@ class Result(Output):
         data = {"class_name": np.array(self.names)[self.labels]}
         if self.keypoints is not None:
             data["keypoints"] = self.keypoints
+        if self.corners is not None:
+            data["xyxyxyxy"] = self.corners
         options = {"mask": self.masks, "confidence": self.scores, "class_id": self.labels}
         return supervision.Detections(self.boxes, data=data, **options)
 

@@ -9,8 +9,8 @@ inside of the image. Two detections of one class from different tiles are the sa
 
 The detection with the highest score is grouped with all that are the same object. If it is cut, the detections that are
 the same as these join too, from tile to tile. A group keeps the best detection of every tile. Its object is the whole
-detection if there is one, else the union of the pieces, with the highest score. Masks are compared if there are masks,
-else boxes.
+detection if there is one, else the union of the pieces, with the highest score. Masks or oriented boxes are compared if
+there are such, else boxes.
 
 An object that is smaller than the overlap of tiles minus their margins is seen whole by at least one tile.
 """
@@ -18,6 +18,7 @@ An object that is smaller than the overlap of tiles minus their margins is seen 
 import math
 from collections.abc import Callable, Sequence
 
+import cv2
 import numpy as np
 
 from vitdense.errors import OptionError
@@ -66,12 +67,15 @@ def detect(
         parts += [_placed(one, tile, size) for one, tile in zip(found, batch)]
     tile_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "scores", "labels")}
+    if all(part.corners is not None for part in parts):
+        fields["corners"] = np.concatenate([part.corners for part in parts])  # [N, 4, 2]
     has_masks = any(part.rle is not None for part in parts)
     if has_masks and any(part.rle is None and len(part) for part in parts):
         raise OptionError("find: got masks in some tiles, expected masks of all objects or of none")
     masks = [code for part in parts for code in part.rle or []] if has_masks else None
     merged = merge(Result(**fields, rle=masks), tile_of, tiles, size)
-    return Result(merged.boxes, merged.scores, merged.labels, rle=merged.rle, image=image, names=names)
+    more = {"rle": merged.rle, "corners": merged.corners}
+    return Result(merged.boxes, merged.scores, merged.labels, **more, image=image, names=names)
 
 
 def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> Result:
@@ -82,7 +86,8 @@ def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> 
     masks = found.masks if masks is None else (code and rle.decode(code) for code in masks)
     codes = None if masks is None else [None if mask is None else place(mask, tile[:2], size) for mask in masks]
     boxes = np.asarray(found.boxes, np.float32).reshape(-1, 4) + np.float32([*tile[:2]] * 2)
-    return Result(boxes, np.asarray(found.scores), np.asarray(found.labels), rle=codes)
+    corners = None if found.corners is None else found.corners + np.float32(tile[:2])
+    return Result(boxes, np.asarray(found.scores), np.asarray(found.labels), rle=codes, corners=corners)
 
 
 def cut(size: Sequence[int], side: int | Sequence[int], overlap: float) -> np.ndarray:
@@ -150,7 +155,7 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
     alive = np.array([code is not None for code in found.rle or [()] * len(found)], bool)
     order, alone = np.argsort(-found.scores, kind="stable"), np.flatnonzero(~alive)
     compare = _Comparison(found, tile_of, tiles, size)
-    kept, boxes, masks = [], [], []
+    kept, boxes, masks, outlines = [], [], [], []
     for seed in order:
         if not alive[seed]:
             continue
@@ -167,17 +172,29 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
         members = next(([one] for one in members if compare.whole[one]), members)
         kept.append(seed)
         boxes.append([*found.boxes[members, :2].min(0), *found.boxes[members, 2:].max(0)])
+        outlines.append(members)
         if found.rle is not None:
             masks.append(as_text(rle.merge([found.rle[one] for one in members])))
     boxes = np.concatenate([np.array(boxes, found.boxes.dtype).reshape(-1, 4), found.boxes[alone]])
     kept = np.concatenate([np.array(kept, int), alone])
     codes = None if found.rle is None else [*masks, *[None] * len(alone)]
-    return Result(boxes, found.scores[kept], found.labels[kept], rle=codes)
+    corners = None if found.corners is None else np.float32([_around(found.corners[each]) for each in outlines])
+    corners = None if corners is None else corners.reshape(-1, 4, 2)
+    return Result(boxes, found.scores[kept], found.labels[kept], rle=codes, corners=corners)
+
+
+def _around(corners: np.ndarray) -> np.ndarray:
+    """The corners, [4, 2], of the smallest rectangle around parts of an object, [N, 4, 2], its longer side first."""
+    if len(corners) == 1:
+        return corners[0]
+    points = cv2.boxPoints(cv2.minAreaRect(corners.reshape(-1, 2)))
+    sides = np.linalg.norm(points[1:3] - points[:2], axis=1)  # [2]
+    return np.roll(points, int(sides[0] < sides[1]), axis=0)
 
 
 class _Comparison:
     def __init__(self, found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> None:
-        self.boxes, self.rle, self.size = found.boxes, found.rle, size
+        self.boxes, self.rle, self.size, self.corners = found.boxes, found.rle, size, found.corners
         self.tile_of, self.tiles = tile_of, tiles[tile_of]  # [N, 4]
         height, width = size
         margin = MARGIN * (tiles[:, 2:] - tiles[:, :2]).max(initial=0)
@@ -209,13 +226,17 @@ class _Comparison:
         """A detection as pycocotools compares it: its mask, or else its box, in the pixels of the box `seen`."""
         from pycocotools import mask as rle
 
-        if self.rle is None:
+        if self.corners is not None:
+            shape = rle.frPyObjects([self.corners[one].astype(float).ravel().tolist()], *self.size)
+        elif self.rle is None:
             box = self.boxes[one] if seen is None else np.concatenate(_common(self.boxes[one], seen))
             return _sides(box)
+        else:
+            shape = [self.rle[one]]
         if seen is None:
-            return [self.rle[one]]
+            return shape
         (window,) = rle.frPyObjects(_sides(seen), *self.size)
-        return [rle.merge([self.rle[one], window], intersect=True)]
+        return [rle.merge([*shape, window], intersect=True)]
 
 
 def _common(box: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

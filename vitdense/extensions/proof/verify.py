@@ -26,6 +26,7 @@ FOUND = {
     "semantic": "iu",
     "panoptic": "iu",
     "keypoints": "f",
+    "corners": "f",
 }
 SAMPLED = ("sizes", "at", "values")  # fields of `Proof`
 HALF_ERROR = 0.02  # usual relative error of a block in half precision
@@ -115,7 +116,7 @@ def _check_found(found: runtime.Output, size: tuple[int, ...]) -> None:
     arrays = {name: value for name in FOUND if (value := getattr(found, name)) is not None}
     number, points = len(arrays.get("boxes", ())), np.shape(found.keypoints)[1:2]
     shapes = {"boxes": (number, 4), "scores": (number,), "labels": (number,), "masks": (number, *size)}
-    shapes |= {"semantic": size, "panoptic": size, "keypoints": (number, *points, 3)}
+    shapes |= {"semantic": size, "panoptic": size, "keypoints": (number, *points, 3), "corners": (number, 4, 2)}
     wrong = [name for name, x in arrays.items() if x.shape != shapes[name] or x.dtype.kind not in FOUND[name]]
     wrong += [name for name, x in arrays.items() if x.dtype.kind == "f" and not np.isfinite(x).all()]
     of_objects = {"boxes", "scores", "labels"} & arrays.keys()

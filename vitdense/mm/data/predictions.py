@@ -13,7 +13,7 @@ from torchvision.models.detection import MaskRCNN_ResNet50_FPN_Weights
 
 from vitdense.files import atomic_write
 from vitdense.mm.data.classes import clean
-from vitdense.mm.data.coco import parse
+from vitdense.mm.data.coco import outline, parse
 from vitdense.mm.errors import join_some
 from vitdense.results.result import Result
 from vitdense.runtime import SCORE
@@ -95,12 +95,10 @@ class CocoPredictions:
         return list(range(1, len(classes) + 1))
 
     def add(self, image: Path, result: Result) -> None:
-        from pycocotools import mask as rle
-
         rows = result.to_coco(category_ids=self.category_ids)
         for one in rows:
             *_, width, height = one["bbox"]
-            one["area"] = int(rle.area(one["segmentation"])) if "segmentation" in one else width * height
+            one["area"] = int(outline(one["segmentation"])[1]) if "segmentation" in one else width * height
             one["iscrowd"] = 0
             if "keypoints" in one and self.places is not None:
                 one["keypoints"] = [v for i in self.places for v in one["keypoints"][3 * i : 3 * i + 3]]

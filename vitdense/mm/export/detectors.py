@@ -205,7 +205,7 @@ def _of_rfdetr(model: nn.Module, maps: Sequence[Tensor], size: tuple[int, int]) 
     found = pack(clip(boxes, size), scores, labels)
     if layer.more is not None:
         size = sides(head.extent(maps), boxes)[:2]
-        return found, {"keypoints": head.shown(take(layer.more, queries), size)}
+        return found, {head.more: head.shown(take(layer.more, queries), size)}
     if layer.masks is None:
         return found, {}
     return found, {"masks": layer.masks._replace(queries=take(layer.masks.queries, queries)).logits().float()}

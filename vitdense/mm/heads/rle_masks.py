@@ -92,8 +92,7 @@ def fields_of(found: InstanceData) -> dict[str, Any]:
     """Detections of mmdet as fields of a `Result`; the mask is None if the score is too low for one."""
     found = found.cpu()
     fields = {"boxes": found.bboxes.numpy(), "scores": found.scores.numpy(), "labels": found.labels.numpy()}
-    if "keypoints" in found:
-        fields["keypoints"] = found.keypoints.numpy()
+    fields |= {name: found[name].numpy() for name in ("keypoints", "corners") if name in found}
     if "masks" not in found:
         return fields
     codes = (mask if mask is None or isinstance(mask, dict) else _encode(torch.as_tensor(mask)) for mask in found.masks)
@@ -103,6 +102,7 @@ def fields_of(found: InstanceData) -> dict[str, Any]:
 def instances_of(found: Output, size: Sequence[int]) -> InstanceData:
     """Objects in an image of `size` (H, W) as detections of mmdet, with masks as `Codes`."""
     arrays = {"bboxes": found.boxes, "scores": found.scores, "labels": found.labels}
+    arrays |= {} if found.corners is None else {"corners": found.corners}
     instances = InstanceData(**{name: torch.from_numpy(array) for name, array in arrays.items()})
     if (codes := codes_of(found)) is not None:
         instances.masks = Codes(codes, size)

@@ -57,9 +57,11 @@ class RFDETRHead(BaseModule):
 
     family = "rfdetr"
     Decoder, weights = Decoder, WEIGHTS
-    # For a subclass that predicts more per object: its name in results, its losses, and why tiles are refused.
+    # For a subclass that predicts more per object: its name in results, its losses, how well it
+    # fits, and why tiles are refused.
     more: str | None = None
     terms: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]] | None = None
+    quality: Callable[[Tensor, Tensor], Tensor] | None = None
     not_in_tiles: str | None = None
 
     def __init__(
@@ -128,7 +130,8 @@ class RFDETRHead(BaseModule):
         layers, (h, w) = self(x), self.extent(x)
         truths = [self.truth(sample.gt_instances, h, w) for sample in batch_data_samples]
         with without_autocast(x[0]):
-            return losses([_float(layer) for layer in layers], truths, self.num_groups, self.weights, self.terms)
+            of_more = self.weights, self.terms, self.quality
+            return losses([_float(layer) for layer in layers], truths, self.num_groups, *of_more)
 
     def truth(self, instances: InstanceData, h: int, w: int) -> Truth:
         """Objects of an image, relative to a map that covers h x w pixels."""
@@ -218,7 +221,8 @@ class BatchResize(nn.Module):
             shape = tuple(round(side * by) for side, by in zip(sample.img_shape[:2], ratios))
             sample.set_metainfo({"img_shape": shape, "batch_input_shape": size, "pad_shape": size})
             truth = sample.gt_instances
-            truth.bboxes = truth.bboxes * truth.bboxes.new_tensor(ratios[::-1]).repeat(2)
+            places = truth.bboxes.unflatten(-1, (-1, 2))  # corners, [T, 2 or 4, 2]
+            truth.bboxes = (places * places.new_tensor(ratios[::-1])).flatten(1)
             if "masks" in truth:
                 truth.masks = truth.masks.resize(size)
         return inputs, data_samples

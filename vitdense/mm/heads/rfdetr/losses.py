@@ -138,6 +138,7 @@ def losses(
     groups: int,
     weights: Mapping[str, float] = WEIGHTS,
     terms: Terms | None = None,
+    quality: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The weighted losses of all layers, normalised over all processes.
 
@@ -147,6 +148,7 @@ def losses(
         groups: G.
         weights: Weights of the losses.
         terms: Losses of a subclass's further predictions.
+        quality: How well those of pairs fit, ``[n]``, the target of the class; by default the IoU of boxes.
 
     Returns:
         Of the last decoder layer ``loss_cls``, ``loss_bbox``, ``loss_giou``, with masks ``loss_mask`` and
@@ -163,16 +165,19 @@ def losses(
         labels = torch.cat([truth.labels[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n]
         boxes = torch.cat([truth.boxes[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n, 4]
         own = layer.boxes[images, queries]  # [n, 4]
+        if terms is not None:
+            more = torch.cat([truth.more[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n, ...]
+            found_more = layer.more[images, queries]
+        fits = overlaps(own.detach(), boxes, "iou", True) if quality is None else quality(found_more.detach(), more)
         sums = {
-            "cls": class_loss(layer.logits, (images, queries, labels), overlaps(own.detach(), boxes, "iou", True)),
+            "cls": class_loss(layer.logits, (images, queries, labels), fits),
             "bbox": (own - boxes).abs().sum(),
             "giou": (1 - overlaps(own, boxes, "giou", True)).sum(),
         }
         if layer.masks is not None:
             sums["mask"], sums["dice"] = mask_losses(layer.masks, truths, pairs)
         if terms is not None:
-            more = torch.cat([truth.more[objects] for truth, (_, objects) in zip(truths, pairs)])  # [n, ...]
-            values = terms(layer.more[images, queries], more, boxes[:, 2:].prod(-1))  # [n] each
+            values = terms(found_more, more, boxes[:, 2:].prod(-1))  # [n] each
             sums |= {name: value.sum() for name, value in values.items()}
         found |= {f"{start}loss_{name}": weights[name] * value / number for name, value in sums.items()}
     return found
