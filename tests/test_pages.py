@@ -79,6 +79,7 @@ NOT_RUN = {
     r"^pip install": "installs; .ci/run does it",
     r"^git clone": "needs a network",
     r"^vitdense predict rfdetr_keypoints_coco": "downloads; tests/extensions/keypoints",
+    r"^vitdense new detection --(oriented|dota)": "of other labels; tests/extensions/oriented",
     r"^vitdense demo": "takes minutes; tests/mm/cli/test_demo.py",
     r"^vitdense export work_dirs/streets_linear": "takes a minute; tests/mm/export/test_exported_files.py",
     r"^make ": "targets are the tests themselves, or the demo",

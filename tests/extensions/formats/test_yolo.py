@@ -79,9 +79,9 @@ STRAIGHT, TURNED = "0 0.1 0.1 0.3 0.1 0.3 0.5 0.1 0.5\n", "1 0.5 0.1 0.7 0.5 0.5
         ("", False),
     ],
 )
-def test_oriented_boxes_are_said_to_be_trained_as_straight_ones(lines, is_said, write):
-    *_, faults = read_yolo(write(lines), "train")
-    said = [fault for fault in faults if "YOLO-OBB" in str(fault)]
+def test_oriented_boxes_are_said(lines, is_said, write):
+    content, *_ = read_yolo(write(lines), "train")
+    said = [fault for fault in examine(content).faults if "four corners" in str(fault)]
     assert len(said) == is_said
     assert not any(fault.grave for fault in said)
 

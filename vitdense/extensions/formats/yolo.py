@@ -62,9 +62,6 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
     found = list(faults)
     if not any(label.exists() for label in labels):
         found.append(Fault(f"no image of {split} has labels; those of {paths[0]} would be in {labels[0]}"))
-    if _are_turned(annotations):
-        what = "all objects have four corners, as in YOLO-OBB, and are trained as straight boxes, or as masks"
-        found.append(Fault(f"{split}: {what}", grave=False))
     categories = [{"id": i, "name": name} for i, name in enumerate(names, 1)]
     return {"images": images, "annotations": annotations, "categories": categories}, folder, found
 
@@ -126,12 +123,6 @@ def _label_file(image: Path) -> Path:
     """The label file of an image: in ``labels`` in place of the last folder ``images`` of its path, or beside it."""
     before, found, after = str(image.with_suffix(".txt")).rpartition(f"{os.sep}images{os.sep}")
     return Path(f"{before}{os.sep}labels{os.sep}{after}") if found else Path(after)
-
-
-def _are_turned(annotations: Sequence[dict]) -> bool:
-    """Whether all objects are polygons of four corners, and some are not straight boxes."""
-    corners = {len(one.get("segmentation", [""])[0]) // 2 for one in annotations}
-    return corners == {4} and any(one["area"] < 0.99 * math.prod(one["bbox"][2:]) for one in annotations)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

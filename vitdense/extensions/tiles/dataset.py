@@ -75,7 +75,8 @@ class TiledDataset:
         if any("keypoints" in one for one in info.get("instances", ())):
             raise ConfigError("tiles: got keypoints, expected boxes, masks or label maps; leave the tiles out")
         tiles = cut(loaded[::-1], self.side, self.overlap)
-        boxes = np.array([one["bbox"] for one in info.get("instances", ())]).reshape(-1, 4)
+        corners = [np.reshape(one["bbox"], (-1, 2)) for one in info.get("instances", ())]  # two, or four if oriented
+        boxes = np.array([[*x.min(0), *x.max(0)] for x in corners]).reshape(-1, 4)
         return tiles, loaded[::-1], shares_of(boxes, tiles, loaded)
 
     def _present(self, shares: np.ndarray) -> np.ndarray:

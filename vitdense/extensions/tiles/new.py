@@ -24,7 +24,7 @@ def wrapped(args: argparse.Namespace, data: "Data") -> "Wrapped | None":
 
     if args.tiles is None:
         return None
-    if args.label_kind:
+    if args.label_kind and not args.label_kind.in_tiles:
         raise ConfigError("--tiles: got keypoints too, which tiles do not join; leave one out")
     tiles, content, densest = {"side": args.tiles, "overlap": 0.2}, data.written.get(args.train) or parse(args.train), 0
     boxes = {image["id"]: [] for image in content["images"]}

@@ -44,6 +44,7 @@ class Labels:
     dataset: str  # type of the data sets
     options: Mapping[str, Any] = field(default_factory=dict)  # other values of the config, by dotted keys
     fresh: tuple[str, ...] = ()  # regular expressions of parameters that are initialised, not loaded
+    in_tiles: bool = True  # whether results in tiles are joined
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,8 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         reason = f"  # up to {data.densest} objects in an image" if limits else ""
         lines.append(f"model = {code(model, prefix=8)}{reason}")
     if is_rfdetr:
-        lines.append(f"load_from = {code(args.weights or find_published(base.stem).address)}")
+        weights = args.weights or cfg.get("load_from") or find_published(base.stem).address
+        lines.append(f"load_from = {code(weights)}")
         patterns = [CLASS_HEADS, *(labels.fresh if labels else ())]
         fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
         fresh["exact_load"] |= {"channels": "mean"} if read else {}

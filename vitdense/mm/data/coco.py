@@ -40,6 +40,9 @@ SMALL, OUTSIDE = "have no area, or a side below one pixel", "are outside their i
 OVER = f"boxes reach over the edge of their image ({XYWH}); training clips them"
 BESIDE = f"masks (polygons or RLE) are beside their boxes ({XYWH})"
 WRONG_CODE = "have RLE counts that are not those of their size"
+TURNED = "boxes are turned (attributes.rotation), and training takes them unturned"
+FOUR_CORNERS = "all objects have four corners, and some are turned; training takes straight boxes, or masks"
+ORIENTED = "`vitdense new detection --oriented` writes a config for oriented boxes"
 AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large objects goes by them"
 
 
@@ -210,6 +213,8 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     items = [item for item in items if item["image_id"] in image_of]
     if _are_corners([(item["bbox"], image_of[item["image_id"]]) for item in items]):
         found.append(Fault("boxes look like corners [x1, y1, x2, y2]", fix=f"write them anew: {XYWH}"))
+    if _are_turned(items):
+        found.append(Fault(FOUR_CORNERS, grave=False, fix=ORIENTED))
     kept = (item for item in items if not (item.get("iscrowd") or item.get("ignore")))
     is_learned = any(not left_out(item, image_of[item["image_id"]]) for item in kept)
     if annotations and not is_learned and not any(fault.grave and not fault.of_masks for fault in found):
@@ -243,7 +248,7 @@ def without_doubles(content: Mapping) -> dict:
 
 def has_box(annotation: Mapping) -> bool:
     box = annotation["bbox"]
-    return len(box) == 4 and all(type(v) in NUMBER and abs(v) < 2**31 for v in box)
+    return _are(4, box) and all(abs(v) < 2**31 for v in box)
 
 
 def left_out(annotation: Mapping, image: Mapping) -> str:
@@ -260,7 +265,7 @@ def _faults_of(item: Mapping, image: Mapping | None) -> Iterator[tuple[str, Mapp
     if has_strange_flag(item):
         yield FLAGS, {}
     if turned(item):
-        yield "boxes are turned (attributes.rotation), and training takes them unturned", warning
+        yield TURNED, {**warning, "fix": ORIENTED}
     if item.get("ignore") and not of_a_crowd:
         yield f"annotations have ignore: 1; {LEFT_OUT}", warning
     if not has_box(item):
@@ -328,6 +333,17 @@ def turned(annotation: Mapping) -> bool:
     attributes = annotation.get("attributes")
     angle = attributes.get("rotation") if isinstance(attributes, dict) else None
     return str(angle or 0).strip() not in ("0", "0.0")
+
+
+def _are(number: int, values: Any) -> bool:
+    return isinstance(values, list) and len(values) == number and all(type(v) in NUMBER for v in values)
+
+
+def _are_turned(items: Sequence[Mapping]) -> bool:
+    """Whether all objects are polygons of four corners, and one is no straight box."""
+    masks = [item.get("segmentation") for item in items]
+    are_corners = all(isinstance(mask, list) and len(mask) == 1 and _are(8, mask[0]) for mask in masks)
+    return are_corners and any(outline(mask)[1] < 0.99 * math.prod(outline(mask)[0][2:]) for mask in masks)
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:

@@ -1,0 +1,105 @@
+"""The embedded data set of oriented boxes: shapes at every angle, drawn on first use."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from vitdense.extensions.oriented.boxes import corners
+from vitdense.extensions.oriented.data import OrientedDataset
+from vitdense.mm.data.shapes import PALETTE, SPLITS, DrawnOnDemand, Scene, draw_dataset
+from vitdense.mm.registry import DATASETS
+
+CIRCLE = [(np.cos(a) / 2, np.sin(a) / 2) for a in np.linspace(0, 2 * np.pi, 48, endpoint=False)]
+# Outlines in a box of sides 1 around (0, 0), and the range of width over height.
+SHAPES = {
+    "bar": ([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)], (2.0, 5.0)),
+    "square": ([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)], (1.0, 1.0)),
+    "ellipse": (CIRCLE, (1.6, 3.5)),
+    "wedge": ([(-0.5, -0.5), (0.5, 0), (-0.5, 0.5)], (1.3, 3.0)),
+    "cross": (
+        [(x * u, y * v) for x, y, order in ((1, -1, 1), (1, 1, -1), (-1, 1, 1), (-1, -1, -1))
+         for u, v in ((0.12, 0.5), (0.12, 0.12), (0.5, 0.12))[::order]],
+        (1.3, 2.0),
+    ),
+}  # fmt: skip
+SIXTEENTH = 4  # fractional bits of OpenCV's coordinates
+
+
+def draw_turned(root: str | Path, **options: Any) -> Path:
+    """Draw the data set unless it exists; see `draw_dataset`.
+
+    ``root`` then has ``{train,val}/*.jpg`` and ``annotations/oriented_{train,val}.json``: COCO's, with polygons of four
+    corners.
+    """
+    return draw_dataset(root, draw_into=_draw_into, **options)
+
+
+def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
+    """Draw one image of this height and width: uint8 [H, W, 3] RGB, and the label and corners [4, 2] of each object."""
+    scene = Scene(rng, size)
+    scene.add_clutter()
+    objects, taken = [], np.zeros(size, bool)
+    for side in sorted(np.exp(rng.uniform(*np.log((20, 90)), rng.integers(2, 13))) * scene.scale, reverse=True):
+        label = int(rng.integers(len(SHAPES)))
+        outline, ratios = [*SHAPES.values()][label]
+        ratio = np.sqrt(rng.uniform(*ratios))
+        box = [*(rng.uniform(0, 1, 2) * size[::-1]), side * ratio, side / ratio, rng.uniform(-90, 90)]
+        points = corners(torch.tensor(box, dtype=torch.float64)).numpy()  # [4, 2]
+        axes = (points[1] - points[0], points[3] - points[0])
+        drawn = points.mean(0) + np.array(outline) @ np.array(axes)  # [P, 2]
+        strokes = np.zeros(size, np.uint8)
+        fixed = np.rint((drawn - 0.5) * 2**SIXTEENTH).astype(np.int32)
+        cv2.fillPoly(strokes, [fixed], 255, cv2.LINE_AA, SIXTEENTH)
+        inside = (points >= 0).all() and (points <= size[::-1]).all()
+        if not inside or (taken & (strokes > 0)).any():
+            continue
+        taken |= cv2.dilate(strokes, np.ones((5, 5), np.uint8)) > 0
+        scene.paint(strokes, scene.class_colour(label, scene.canvas.mean((1, 2))))
+        objects.append((label, points))
+    return scene.render(), objects
+
+
+def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
+    with ThreadPoolExecutor(workers) as pool:
+        for split in SPLITS:
+            for part in (split, "annotations"):
+                (folder / part).mkdir(parents=True, exist_ok=True)
+            draw = partial(_draw_sample, folder, split, stamp["image_size"], stamp["seed"])
+            images, objects = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
+            annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
+            categories = [{"id": i, "name": name} for i, name in enumerate(SHAPES, 1)]
+            content = {"images": images, "annotations": annotations, "categories": categories}
+            (folder / f"annotations/oriented_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
+    image, objects = draw_image(np.random.default_rng((seed, SPLITS.index(split), index)), size)
+    name, annotations = f"{index + 1:06d}.jpg", []
+    jpeg = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))[1]
+    (folder / split / name).write_bytes(jpeg.tobytes())
+    for label, points in objects:
+        low, sides = points.min(0), np.ptp(points, axis=0)
+        area = float(cv2.contourArea(points.astype(np.float32)))
+        one = {"image_id": index + 1, "category_id": label + 1, "iscrowd": 0, "area": area}
+        annotations.append({**one, "bbox": [*low, *sides], "segmentation": [points.ravel().tolist()]})
+    return {"id": index + 1, "file_name": name, "height": size[0], "width": size[1]}, annotations
+
+
+@DATASETS.register_module()
+class TurnedShapesDataset(DrawnOnDemand, OrientedDataset):
+    """The embedded data set of shapes with oriented boxes.
+
+    Usual paths under ``data_root``: ``ann_file='annotations/oriented_train.json'``, ``data_prefix=dict(img='train/')``,
+    and the same with ``val``.
+    """
+
+    METAINFO = {"classes": tuple(SHAPES), "palette": PALETTE[: len(SHAPES)]}  # noqa: RUF012
+    draws = staticmethod(draw_turned)
