@@ -31,6 +31,7 @@ DEMO = "cascade_swin_nano_shapes"  # a model to train
 STREETS = "eomt_deit_t_camvid"  # another, and photos of COCO val2017 to show it, all under CC BY 2.0
 PHOTOS = ("000000423617.jpg", "000000184324.jpg")
 REGION = (0, 5066, 1000, 5750)  # of the page of errors: another class
+TURNED, TURNED_SHAPES = "rfdetr_oriented_nano_shapes", (4, 162, 175)
 SHAPES = (27, 72, 86)  # images that the model in the package gets right
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
@@ -166,6 +167,15 @@ def shapes(path: Path) -> None:
         beside(*pictures).quantize(255).save(scratch, format="png", optimize=True)
 
 
+def oriented(path: Path) -> None:
+    """Validation images as the nano model of oriented boxes sees them, twice as large. It must be trained."""
+    model = vitdense.load(REPO / "work_dirs" / TURNED, score_thr=0.4)
+    images = (Image.open(REPO / f"data/turned/val/{number:06}.jpg") for number in TURNED_SHAPES)
+    pictures = [model(image.resize((2 * image.width, 2 * image.height))).plot() for image in images]
+    with atomic_write(path) as scratch:
+        beside(*pictures).quantize(255).save(scratch, format="png", optimize=True)
+
+
 def inside(path: Path) -> None:
     """The sheet of docs/extensions/show.md: some rows of the trained detector's. It must be trained."""
     from vitdense.extensions.show.sheet import sheet_rows
@@ -203,7 +213,8 @@ def save(figure: Figure, path: Path) -> None:
 
 
 PICTURES: dict[str, Callable[[Path], None]] = {
-    picture.__name__: picture for picture in (ap_flops, counted_costs, attention_cost, streets, shapes, inside, errors)
+    picture.__name__: picture
+    for picture in (ap_flops, counted_costs, attention_cost, streets, shapes, oriented, inside, errors)
 }
 
 
