@@ -153,7 +153,7 @@ def test_picture_of_objects():
 
 def test_texts_of_objects_name_class_and_score(monkeypatch):
     seen = []
-    monkeypatch.setattr(draw, "instances", lambda image, boxes, texts, colours, masks: seen.append(texts) or image)
+    monkeypatch.setattr(draw, "instances", lambda image, boxes, texts, *_, **__: seen.append(texts) or image)
     detections().plot()
     assert seen == [["cat 0.40", "bird 0.90"]]  # the highest score on top
 

@@ -103,8 +103,8 @@ def instances(
     texts: Sequence[str],
     colours: Sequence | np.ndarray,
     masks: Iterable[np.ndarray | None],
-    outlines: np.ndarray | None = None,
     alpha: float = 0.45,
+    outlines: np.ndarray | None = None,
 ) -> np.ndarray:
     """Draw objects with their boxes, masks and texts; the last lies on top.
 
@@ -112,8 +112,8 @@ def instances(
         boxes: x, y, width and height of each, in pixels.
         texts: Text of each, at the upper left corner of its box.
         masks: Mask of each, [H, W] bool or None. They are taken one by one, so they need not be in memory together.
-        outlines: Corners of oriented boxes, [N, 4, 2], drawn in place of the boxes.
         alpha: Weight of the colour in a mask, 0 to 1.
+        outlines: Corners of oriented boxes, [N, 4, 2], drawn in place of the boxes.
     """
     picture, side = image.copy(), math.sqrt(image.shape[0] * image.shape[1])
     line, text = max(1, round(side / OUTLINE_SHARE)), max(MIN_TEXT, round(side / (1.5 * TEXT_SHARE)))

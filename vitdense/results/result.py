@@ -118,7 +118,7 @@ class Result(Output):
         masks = (None if self.rle is None else self.mask(i) for i in order)
         colours = self.palette[self.labels[::-1]]
         outlines = None if self.corners is None else self.corners[::-1]
-        drawn = draw.instances(self.image, boxes, texts, colours, masks, outlines)
+        drawn = draw.instances(self.image, boxes, texts, colours, masks, outlines=outlines)
         if self.keypoints is not None:
             drawn = draw.skeletons(drawn, self.keypoints[::-1], self.skeleton, colours)
         return Image.fromarray(drawn)
