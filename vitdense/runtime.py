@@ -713,12 +713,15 @@ def likeness(pairs: Iterable[tuple[Output, Output]], bounds: Bounds) -> np.ndarr
                 of_masks = (got.masks[k] & want.masks[i]).sum() / union if union else 1.0
             if want.points is not None:
                 side = np.sqrt((want.boxes[i, 2:] - want.boxes[i, :2]).prod())
-                orders = range(1 if want.corners is None else 4)  # a square's first side is either
-                others = (np.roll(got.points[k], shift, 0) for shift in orders)
                 unit = (side, side, 1)[: want.points.shape[2]]
-                of_masks = 1 - min((np.abs(other - want.points[i]) / unit).max() for other in others)
+                of_masks = 1 - min((np.abs(x[k] - want.points[i]) / unit).max() for x in orders_of(got))
             rows.append((overlaps[i, k], differences[i, k], of_masks))
     return np.array(rows, float).reshape(-1, 3).T
+
+
+def orders_of(found: Output) -> list[np.ndarray]:
+    """The `points` of what was found; corners in each order, for any side of a square is the first."""
+    return [np.roll(found.points, shift, 1) for shift in range(1 if found.corners is None else 4)]
 
 
 def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -777,7 +780,8 @@ def matched(got: Output, want: Output) -> int:
         overlaps *= both >= SAME * union
     if want.points is not None and overlaps.size:  # mean distance relative to the side of the box
         sides = np.sqrt((want.boxes[:, 2:] - want.boxes[:, :2]).prod(1))[:, None]  # [wanted, 1]
-        apart = np.abs(want.points[:, None, :, :2] - got.points[..., :2]).mean((2, 3))  # [wanted, found]
+        apart = [np.abs(want.points[:, None, :, :2] - x[..., :2]).mean((2, 3)) for x in orders_of(got)]
+        apart = np.min(apart, 0)  # [wanted, found]
         overlaps *= apart <= (1 - SAME) * sides
     overlaps, number = overlaps[np.argsort(-want.scores)], 0
     for row in overlaps if overlaps.size else ():

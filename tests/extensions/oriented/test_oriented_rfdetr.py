@@ -21,7 +21,7 @@ from vitdense.extensions.oriented.ops import box_iou_rotated, divergence, gaussi
 from vitdense.mm.data.coco import parse
 from vitdense.mm.registry import METRICS
 from vitdense.results.result import Result
-from vitdense.runtime import BOUNDS, Output, Program, compare_results
+from vitdense.runtime import BOUNDS, Output, Program, changes, compare_results
 
 SMALL = dict(num_classes=3, in_channels=32, num_queries=9, num_groups=2, num_layers=2, num_heads=(2, 4), ffn_dims=32)
 
@@ -227,8 +227,11 @@ def test_programs_are_compared_by_corners():
     assert "corners within 0.0e+00" in said
     rolled = result(corners=np.roll(want.corners, 1, 1))
     assert compare_results([(rolled, want)], BOUNDS["float32"])[0]
+    assert changes([(rolled, want)])[0] == 0
     moved = result(corners=want.corners + np.float32([[[2, 0]] * 4]))
     assert not compare_results([(moved, want)], BOUNDS["float32"])[0]
+    far = result(corners=want.corners + np.float32([[[60, 0]] * 4]))
+    assert changes([(far, want)])[0] == 2
 
 
 def test_tiles_join_oriented_boxes():
