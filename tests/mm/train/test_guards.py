@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from filelock import FileLock
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import EarlyStoppingHook, Hook, LoggerHook
+from mmengine.logging import MMLogger
 from mmengine.registry import HOOKS, METRICS
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
@@ -82,6 +84,7 @@ class Metric(BaseMetric):
 @pytest.fixture
 def make(repo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(MMLogger, "_instance_dict", OrderedDict())  # named by the second, which runs can share
 
     def config(work_dir="work", epochs=False, **options):
         cfg = load_config(
