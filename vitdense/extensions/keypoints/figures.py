@@ -4,18 +4,15 @@ Left and right look alike, as in people: a mirror swaps them. Backgrounds, colou
 random; discs hide some points, and some points are outside the image.
 """
 
-import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
-from vitdense.mm.data.shapes import SPLITS, Scene, draw_dataset
+from vitdense.mm.data.shapes import SPLITS, Scene, draw_dataset, write_jpeg, write_splits
 
 FIGURE = {
     "name": "figure",
@@ -38,7 +35,8 @@ def draw_figures(root: str | Path, **options: Any) -> Path:
 
     ``root`` then has ``{train,val}/*.jpg`` and ``annotations/keypoints_{train,val}.json``, as COCO's.
     """
-    return draw_dataset(root, draw_into=_draw_into, **options)
+    writes = partial(write_splits, draw_sample=_draw_sample, name="keypoints", kinds=[{"id": 1, **FIGURE}])
+    return draw_dataset(root, draw_into=writes, **options)
 
 
 def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -103,25 +101,11 @@ def posture(rng: np.random.Generator) -> np.ndarray:
     return points @ turn
 
 
-def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
-    """Write both splits, as ``annotations/keypoints_{train,val}.json`` and ``{train,val}/*.jpg``."""
-    with ThreadPoolExecutor(workers) as pool:
-        for split in SPLITS:
-            for part in (split, "annotations"):
-                (folder / part).mkdir(parents=True, exist_ok=True)
-            draw = partial(_draw_sample, folder, split, stamp["image_size"], stamp["seed"])
-            images, objects = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
-            annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
-            content = {"images": images, "annotations": annotations, "categories": [{"id": 1, **FIGURE}]}
-            (folder / f"annotations/keypoints_{split}.json").write_text(json.dumps(content), encoding="utf-8")
-
-
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
     """Write one image; return its COCO entry and its annotations without ids."""
     image, figures = draw_image(np.random.default_rng((seed, SPLITS.index(split), index)), size)
     name, annotations = f"{index + 1:06d}.jpg", []
-    jpeg = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))[1]
-    (folder / split / name).write_bytes(jpeg.tobytes())
+    write_jpeg(folder / split / name, image)
     for points in figures:
         low, high = points[:, :2].min(0), points[:, :2].max(0)
         margin = MARGIN * (high - low).max()

@@ -1,10 +1,7 @@
 """The embedded data set of oriented boxes: shapes at every angle, drawn on first use."""
 
-import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import torch
 
 from vitdense.extensions.oriented.boxes import corners
 from vitdense.extensions.oriented.data import OrientedDataset
-from vitdense.mm.data.shapes import PALETTE, SPLITS, DrawnOnDemand, Scene, draw_dataset
+from vitdense.mm.data.shapes import PALETTE, SPLITS, DrawnOnDemand, Scene, draw_dataset, write_jpeg, write_splits
 from vitdense.mm.registry import DATASETS
 
 CIRCLE = [(np.cos(a) / 2, np.sin(a) / 2) for a in np.linspace(0, 2 * np.pi, 48, endpoint=False)]
@@ -39,7 +36,9 @@ def draw_turned(root: str | Path, **options: Any) -> Path:
     ``root`` then has ``{train,val}/*.jpg`` and ``annotations/oriented_{train,val}.json``: COCO's, with polygons of four
     corners.
     """
-    return draw_dataset(root, draw_into=_draw_into, **options)
+    kinds = [{"id": i, "name": name} for i, name in enumerate(SHAPES, 1)]
+    writes = partial(write_splits, draw_sample=_draw_sample, name="oriented", kinds=kinds)
+    return draw_dataset(root, draw_into=writes, **options)
 
 
 def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
@@ -67,24 +66,10 @@ def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarra
     return scene.render(), objects
 
 
-def _draw_into(folder: Path, stamp: dict, workers: int) -> None:
-    with ThreadPoolExecutor(workers) as pool:
-        for split in SPLITS:
-            for part in (split, "annotations"):
-                (folder / part).mkdir(parents=True, exist_ok=True)
-            draw = partial(_draw_sample, folder, split, stamp["image_size"], stamp["seed"])
-            images, objects = zip(*pool.map(draw, range(stamp[f"num_{split}"])))
-            annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
-            categories = [{"id": i, "name": name} for i, name in enumerate(SHAPES, 1)]
-            content = {"images": images, "annotations": annotations, "categories": categories}
-            (folder / f"annotations/oriented_{split}.json").write_text(json.dumps(content), encoding="utf-8")
-
-
 def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
     image, objects = draw_image(np.random.default_rng((seed, SPLITS.index(split), index)), size)
     name, annotations = f"{index + 1:06d}.jpg", []
-    jpeg = cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))[1]
-    (folder / split / name).write_bytes(jpeg.tobytes())
+    write_jpeg(folder / split / name, image)
     for label, points in objects:
         low, sides = points.min(0), np.ptp(points, axis=0)
         area = float(cv2.contourArea(points.astype(np.float32)))

@@ -131,6 +131,35 @@ def draw_dataset(
     return root
 
 
+def write_splits(
+    folder: Path,
+    options: dict,
+    workers: int,
+    draw_sample: Callable[..., tuple[dict, list[dict]]],
+    name: str,
+    kinds: list,
+) -> None:
+    """Write both splits of a data set of boxes as ``annotations/{name}_{split}.json`` and ``{split}/*.jpg``.
+
+    ``draw_sample(folder, split, size, seed, index)`` writes an image, and returns its entry and annotations without
+    ids; `kinds` are the categories.
+    """
+    with ThreadPoolExecutor(workers) as pool:
+        for split in SPLITS:
+            for part in (split, "annotations"):
+                (folder / part).mkdir(parents=True, exist_ok=True)
+            draw = partial(draw_sample, folder, split, options["image_size"], options["seed"])
+            images, objects = zip(*pool.map(draw, range(options[f"num_{split}"])))
+            annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
+            content = {"images": images, "annotations": annotations, "categories": kinds}
+            (folder / f"annotations/{name}_{split}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def write_jpeg(path: Path, image: np.ndarray) -> None:
+    """Write an image, [H, W, 3] uint8 RGB; cv2.imwrite would return False where the disk is full."""
+    path.write_bytes(cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))[1].tobytes())
+
+
 def _draw_into(folder: Path, options: dict, workers: int) -> None:
     things = [{"id": i, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES, 1)]
     kinds = [{"id": i, "name": x, "isthing": int(x in CLASSES)} for i, x in enumerate((*CLASSES, *STUFF), 1)]
