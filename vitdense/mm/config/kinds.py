@@ -1,6 +1,7 @@
 """What the keys of a config are, wherever mmengine, mmdet, mmseg and the passes read them."""
 
 from collections.abc import Callable
+from os import PathLike
 
 from mmengine.config import Config
 
@@ -30,18 +31,20 @@ AT = {  # dotted key: whether a value fits, and what is expected
 }
 ANYWHERE = {
     "type": (lambda x: _is(str)(x) or callable(x), "a name or a class"),
-    "ann_file": (_is(str, list, tuple), "text"),
-    "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str), x.values())), "a dict of texts"),
+    "ann_file": (_is(str, PathLike, list, tuple), "text"),
+    "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str, PathLike), x.values())), "a dict of texts"),
 }
 
 
 def check_kinds(cfg: Config) -> None:
     """Raise a ConfigError if a key has a value of another kind than whoever reads it expects."""
-    values = [(key, find(cfg, key), rule) for key, rule in AT.items()]
-    found = [(key, node[key], rule) for node in nodes(cfg.to_dict()) for key, rule in ANYWHERE.items() if key in node]
-    for key, value, (fits, expected) in values + found:
+    values = [(key, find(cfg, key), rule, "the config") for key, rule in AT.items()]
+    for node in nodes(cfg.to_dict()):
+        values += [(key, node[key], rule, node) for key, rule in ANYWHERE.items() if key in node]
+    for key, value, (fits, expected), where in values:
         if value is not ABSENT and not fits(value):
-            raise ConfigError(f"{cfg.filename}: got {key} = {str(value)[:60]}, expected {expected}")
+            got = f"got {key} = {str(value)[:60]} in {str(where)[:80]}"
+            raise ConfigError(f"{cfg.filename}: {got}, expected {expected}")
     for split in ("train", "val", "test"):
         loader = cfg.get(f"{split}_dataloader")
         if loader and "dataset" not in loader:
