@@ -16,6 +16,7 @@ model = dict(
     backbone=dict(init_cfg=None),
     bbox_head=dict(type="vitdense.OrientedRFDETRHead", num_classes=num_classes),
 )
+visualizer = dict(type="vitdense.OrientedVisualizer")
 load_from = "https://storage.googleapis.com/rfdetr/small_coco/checkpoint_best_regular.pth"
 fresh = [r"bbox_head\.(selections\.\d+\.)?classes\..+", r"bbox_head\.(shape|first_shapes)\..+"]
 default_hooks = dict(exact_load=dict(fresh=fresh))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -159,8 +160,6 @@ def test_new(own):
     assert cfg.val_evaluator.type == "vitdense.OrientedMetric"
     model = build_model(cfg)
     patterns = cfg.default_hooks.exact_load.fresh
-    import re
-
     kept = [key for key in model.state_dict() if any(re.fullmatch(pattern, key) for pattern in patterns)]
     assert {key.split(".")[1] for key in kept} == {"shape", "first_shapes", "classes", "selections"}
 
@@ -188,6 +187,10 @@ def test_new_of_yolo_and_dota(own, tmp_path):
         (["--oriented", "--method", "cascade"], "expected rfdetr"),
         (["--oriented", "--masks"], "leave all but one out"),
         (["--dota", "x", "--oriented"], "give --dota alone"),
+        (["--keypoints", "--oriented"], "leave all but one out"),
+        (["--dota", "x", "--voc", "y"], "got --yolo or --voc too"),
+        (["--base", "rfdetr_oriented_nano_shapes", "--iters", "5"], "the option for its labels"),
+        (["--base", "rfdetr_nano_shapes", "--oriented", "--iters", "5"], "the option for its labels"),
     ],
 )
 def test_options_that_do_not_fit(own, capsys, options, what):
@@ -197,7 +200,7 @@ def test_options_that_do_not_fit(own, capsys, options, what):
 
 
 def test_joined_files(own):
-    """Joined files count as one, in the data and in the metric."""
+    """Joined files count as one, in the data and in the metric; classes meet by name, here in another order."""
     from mmengine.registry import DATASETS, METRICS, init_default_scope
 
     init_default_scope("mmdet")
@@ -205,10 +208,10 @@ def test_joined_files(own):
         dict(ann_file=f"annotations/oriented_{split}.json", data_root="own", data_prefix=dict(img=f"{split}/"))
         for split in ("train", "val")
     ]
-    datasets = [dict(type="vitdense.OrientedDataset", metainfo=dict(classes=CLASSES), **one) for one in files]
+    datasets = [dict(type="vitdense.OrientedDataset", metainfo=dict(classes=CLASSES[::-1]), **one) for one in files]
     data = DATASETS.build(dict(type="ConcatDataset", datasets=datasets))
     metric = METRICS.build(dict(type="vitdense.OrientedMetric"))
-    metric.dataset_meta = {"classes": CLASSES}
+    metric.dataset_meta = {"classes": CLASSES[::-1]}
     for i in range(len(data)):
         info = data.get_data_info(i)
         corners = torch.tensor([one["bbox"] for one in info["instances"]]).reshape(-1, 4, 2)

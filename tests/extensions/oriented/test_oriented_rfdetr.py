@@ -2,7 +2,9 @@
 
 import json
 import math
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +20,8 @@ from vitdense.extensions.oriented.drawn import draw_turned
 from vitdense.extensions.oriented.head import OrientedRFDETRHead, quality, rectangles, rows_of, terms
 from vitdense.extensions.oriented.labels import corner_faults
 from vitdense.extensions.oriented.ops import box_iou_rotated, divergence, gaussian
+from vitdense.extensions.oriented.steps import straight
+from vitdense.extensions.oriented.visualizer import OrientedVisualizer
 from vitdense.mm.data.coco import parse
 from vitdense.mm.registry import METRICS
 from vitdense.results.result import Result
@@ -208,7 +212,7 @@ def result(**changes):
     return Result(**{**fields, "image": np.zeros((60, 80, 3), np.uint8), "names": ["ship"], **changes})
 
 
-def test_results():
+def test_results(monkeypatch):
     one = result()
     assert repr(one) == "Result(60x80: 1 object, corners; ship 0.90)"
     (row,) = one.to_coco()
@@ -216,8 +220,8 @@ def test_results():
     drawn = np.asarray(one.plot())
     assert drawn[25, 35].any()  # on a turned side
     assert not drawn[44, 47].any()  # at a corner of the straight box
-    detections = pytest.importorskip("supervision") and one.to_supervision()
-    np.testing.assert_array_equal(detections.data["xyxyxyxy"], one.corners)
+    monkeypatch.setitem(sys.modules, "supervision", SimpleNamespace(Detections=lambda *_, **options: options))
+    np.testing.assert_array_equal(one.to_supervision()["data"]["xyxyxyxy"], one.corners)
 
 
 def test_programs_are_compared_by_corners():
@@ -301,15 +305,15 @@ def test_a_program_of_photos(trained):
     assert compare_results([(Program(program)(found.image, score_thr=0.0), found)], BOUNDS["float32"])[0]
 
 
-def test_predictions_as_a_data_set(trained):
+def test_predictions_as_a_data_set(trained, capsys):
     photos, out = str(trained / "own/val"), trained / "found"
-    command = ["predict", str(trained / "work"), photos, "--out", str(out), "--format", "dataset", "--score-thr", "0"]
+    command = ["predict", str(trained / "work"), photos, "--as-dataset", str(out), "--score-thr", "0"]
     assert main(command) == 0
+    assert "new detection --oriented --train" in "".join(capsys.readouterr())
     content = parse(next(out.rglob("*.json")))
     assert len(content["annotations"]) > 0
-    assert not [
-        fault for fault in corner_faults(content, [one["name"] for one in content["categories"]]) if fault.grave
-    ]
+    names = [one["name"] for one in content["categories"]]
+    assert not any(fault.grave for fault in corner_faults(content, names))
 
 
 def test_joined_models(trained):
@@ -320,7 +324,44 @@ def test_joined_models(trained):
     assert join.Joined(dict(zip("ab", others)))(photo) == {"a": want, "b": want}
 
 
-def test_pictures_of_check(trained):
-    """Turned boxes are drawn as they are: no side of a straight box around them."""
-    assert main(["check", str(trained / "work/rfdetr_oriented_nano_shapes.py"), "--report", str(trained / "page")]) == 0
-    assert (trained / "page").is_dir()
+def test_pictures(trained):
+    """mmdet's pictures have polygons: a corner of the straight box stays as it is."""
+    pytest.importorskip("vitdense.extensions.report")
+    config, folder = str(trained / "work/rfdetr_oriented_nano_shapes.py"), trained / "page"
+    assert main(["check", config, "--report", str(folder), "--pictures", str(folder)]) == 0
+    assert len([*folder.glob("train_*.png")]) == 2
+    options = ["default_hooks.visualization.draw=True", "default_hooks.visualization.interval=1"]
+    assert main(["test", str(trained / "work"), "--cfg-options", *options]) == 0
+    image = np.full((60, 80, 3), 9, np.uint8)
+    corners = torch.tensor([[20.0, 10, 50, 40, 44, 46, 14, 16]])
+    of_truth = InstanceData(bboxes=corners, labels=torch.tensor([0]))
+    found = InstanceData(bboxes=torch.tensor([[14.0, 10, 50, 46]]), corners=corners.view(1, 4, 2))
+    found.set_metainfo({})
+    found.labels, found.scores = torch.tensor([0]), torch.tensor([0.9])
+    for instances in (of_truth, found):
+        drawn = OrientedVisualizer()._draw_instances(image, instances, ["ship"], [(255, 0, 0)])
+        assert (drawn[25, 35] != 9).any()  # on a side
+        assert (drawn[44, 17] == 9).all()  # in a corner of the straight box
+        assert instances.bboxes.any()
+
+
+def test_report_and_operating_point(trained):
+    """Both judge the straight boxes; the AP of turned ones is among the metrics."""
+    pytest.importorskip("vitdense.extensions.errors")
+    file, folder = str(trained / "own/annotations/oriented_val.json"), trained / "report"
+    content = parse(Path(file))
+    metric = METRICS.build(dict(type="vitdense.OrientedMetric", ann_file=file))
+    metric.dataset_meta, metric.evaluations = {"classes": [one["name"] for one in content["categories"]]}, []
+    for image in content["images"]:
+        own = [one for one in content["annotations"] if one["image_id"] == image["id"]]
+        corners = torch.tensor([one["segmentation"][0] for one in own]).reshape(-1, 4, 2)
+        found = {"bboxes": straight(corners.flatten(1)), "corners": corners, "scores": torch.full((len(own),), 0.9)}
+        found["labels"] = torch.tensor([one["category_id"] - 1 for one in own], dtype=torch.int64)
+        metric.process({}, [{"img_id": image["id"], "ori_shape": (256, 256), "pred_instances": found}])
+    metric.evaluate(len(content["images"]))
+    assert [one.kind for one in metric.evaluations] == ["bbox", "obb"]
+    right = pytest.importorskip("vitdense.extensions.operating_point.find").match(metric.evaluations[0]).right
+    assert right.all()
+    assert len(right) == len(content["annotations"])
+    assert main(["test", str(trained / "work"), "--report", str(folder)]) == 0
+    assert "coco/oriented_mAP" in json.loads((folder / "metrics.json").read_text())["metrics"]

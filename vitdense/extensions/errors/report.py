@@ -78,7 +78,9 @@ class Collected:
     def tested(self, runner: "Runner", metrics: Mapping[str, float], tiles: int | None, overlap: float) -> Tested:
         """See `Tested`."""
         classes, checkpoint = runner.test_evaluator.dataset_meta["classes"], str(runner.cfg.load_from)
-        made = Tested(checkpoint, metrics, [(one, of.ap_limit) for of in self.coco for one in of.evaluations])
+        # Straight boxes stand for oriented ones: hotcoco's pictures and matches know no others.
+        found = [(one, of.ap_limit) for of in self.coco for one in of.evaluations if one.kind in NAMES]
+        made = Tested(checkpoint, metrics, found)
         if self.maps:
             made.maps = self.maps
             return made

@@ -31,8 +31,8 @@ def labels(args: argparse.Namespace) -> "Labels | None":
 
     if not args.base and (args.method or "rfdetr") != "rfdetr":
         raise ConfigError(f"--keypoints: got --method {args.method}, expected rfdetr, or --base")
-    if args.masks or args.boxes:
-        raise ConfigError("--masks, --boxes, --keypoints: got several; leave all but one out")
+    if args.masks or args.boxes or vars(args).get("oriented") or vars(args).get("dota"):
+        raise ConfigError("--masks, --boxes, --oriented, --keypoints: got several; leave all but one out")
     if not args.train:
         raise ConfigError("--keypoints: expected --train and --val in COCO's format")
     if not args.base:

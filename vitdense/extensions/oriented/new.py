@@ -51,8 +51,10 @@ def labels(args: argparse.Namespace) -> "Labels | None":
 
     if not args.base and (args.method or "rfdetr") != "rfdetr":
         raise ConfigError(f"--oriented: got --method {args.method}, expected rfdetr, or --base")
-    if args.masks or args.boxes or args.keypoints:
-        raise ConfigError("--masks, --boxes, --keypoints, --oriented: got several; leave all but one out")
+    if args.masks or args.boxes:
+        raise ConfigError("--masks, --boxes, --oriented: got several; leave all but one out")
+    if args.dota and (vars(args).get("yolo") or vars(args).get("voc")):
+        raise ConfigError("--dota: got --yolo or --voc too; give one of them")
     if not args.base:
         args.method = "rfdetr"
     return Labels("rfdetr_oriented_s_dota", "vitdense.OrientedDataset", fresh=(SHAPES,))

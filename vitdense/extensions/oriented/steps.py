@@ -8,7 +8,7 @@ import torch
 from mmdet.structures.bbox import BaseBoxes, register_box, register_box_converter
 from torch import Tensor
 
-from vitdense.extensions.oriented.boxes import from_corners
+from vitdense.extensions.oriented.boxes import bounds, from_corners
 from vitdense.extensions.oriented.ops import box_iou_rotated
 from vitdense.mm.errors import ConfigError
 
@@ -103,5 +103,4 @@ class Corners(BaseBoxes):
 @register_box_converter(Corners, "hbox")
 def straight(corners: Tensor) -> Tensor:
     """Corners ``[..., 8]`` to the straight boxes around them ``[..., 4]``."""
-    points = corners.unflatten(-1, (4, 2))  # [..., 4, 2]
-    return torch.cat([points.amin(-2), points.amax(-2)], -1)  # [..., 4]
+    return bounds(corners.unflatten(-1, (4, 2)))

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import torch
-from mmdet.structures.mask import PolygonMasks
 from mmengine.config import Config
 from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
 
@@ -36,9 +34,6 @@ def draw_batch(cfg: Config, folder: Path) -> list[Path]:
         instances = sample.get("gt_instances")
         if instances is not None and hasattr(instances.bboxes, "tensor"):  # mm's visualizer refuses box types
             instances.bboxes = instances.bboxes.tensor
-        if instances is not None and instances.bboxes.shape[1] == 8:  # corners, as polygons
-            instances.masks = PolygonMasks([[row] for row in instances.bboxes.numpy()], *image.shape[1:])
-            instances.bboxes = torch.zeros(len(instances), 4)  # mmdet then places names at masks
         rgb = np.ascontiguousarray(image.permute(1, 2, 0).byte().numpy()[..., ::-1])  # [H, W, 3]; mm loads BGR
         with atomic_write(path) as scratch:
             visualizer.add_datasample(path.stem, rgb, sample, draw_pred=False, out_file=str(scratch))

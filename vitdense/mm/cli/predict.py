@@ -123,7 +123,8 @@ class Detection(Task):
         )
         if self.root is not None:
             rows = self.predictions.annotations(self.predictions.images)
-            labels = "" if all("segmentation" in one for one in rows) else "--boxes "
+            kinds = {type(one.get("segmentation")) for one in rows}  # run-length codes are dicts, corners lists
+            labels = "--boxes " if type(None) in kinds else "--oriented " if list in kinds else ""
             labels = "--keypoints " if self.model.model.dataset_meta.get("keypoints") else labels
             options = f"{labels}--train {quote(str(self.out_file))} --images {quote(str(self.root))}"
             print_log(f"as training data: vitdense new detection {options}")

@@ -30,7 +30,7 @@ from vitdense.mm.data.faults import Samples, refuse
 from vitdense.mm.data.images import FILES_READ, evenly_spaced, header_size
 from vitdense.mm.data.split import split_images
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.seams import ask
+from vitdense.seams import ask, kind_of
 
 TYPES = {"detection": "CocoDataset", "panoptic": "vitdense.PanopticDataset"}  # data sets of tasks
 CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # RF-DETR's, not loaded for other classes than COCO's
@@ -357,7 +357,7 @@ def _check_base(cfg: Config, args: argparse.Namespace, labels: Labels | None) ->
         if "pipeline" not in cfg[f"{split}_dataloader"].dataset:
             raise ConfigError(f"--base: {split}_dataloader.dataset of {args.base} is a wrapper; name the one inside it")
     kind, wanted = cfg.train_dataloader.dataset.type, labels.dataset if labels else "CocoDataset"
-    if len({hasattr(find_class(DATASETS, name, cfg), "points_of") for name in (kind, wanted)}) > 1:
+    if len({kind_of(find_class(DATASETS, name, cfg)) for name in (kind, wanted)}) > 1:
         raise ConfigError(
             f"--base: {args.base} is for labels of {kind}, expected {wanted}, or the option for its labels"
         )

@@ -57,8 +57,8 @@ class RFDETRHead(BaseModule):
 
     family = "rfdetr"
     Decoder, weights = Decoder, WEIGHTS
-    # For a subclass that predicts more per object: its name in results, its losses, how well it
-    # fits, and why tiles are refused.
+    # For a subclass that predicts more per object: its name in results, its losses, how well it fits its object, and
+    # why tiles are refused.
     more: str | None = None
     terms: Callable[[Tensor, Tensor, Tensor], dict[str, Tensor]] | None = None
     quality: Callable[[Tensor, Tensor], Tensor] | None = None

@@ -1,0 +1,30 @@
+"""mmdet's pictures of oriented boxes: of a validation, of a test, and of the first batch of a training."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from mmdet.structures.mask import PolygonMasks
+from mmdet.visualization import DetLocalVisualizer
+from mmengine.structures import InstanceData
+
+from vitdense.mm.registry import VISUALIZERS
+
+
+@VISUALIZERS.register_module()
+class OrientedVisualizer(DetLocalVisualizer):
+    """mmdet's visualizer; it draws corners of the truth and of predictions as polygons, not the straight boxes."""
+
+    def _draw_instances(self, image: np.ndarray, instances: InstanceData, *args: Any) -> np.ndarray:
+        if len(instances):
+            shown, corners = InstanceData(**dict(instances.items())), shown_corners(instances)
+            shown.masks = PolygonMasks([[row] for row in corners], *image.shape[:2])
+            shown.bboxes = torch.zeros(len(instances), 4)  # so names are placed at the polygons
+            instances = shown
+        return super()._draw_instances(image, instances, *args)
+
+
+def shown_corners(instances: InstanceData) -> np.ndarray:
+    """Corners ``[N, 8]`` of predictions, or of the truth, which has them in place of boxes."""
+    corners = instances.corners if "corners" in instances else instances.bboxes
+    return torch.as_tensor(corners).float().flatten(1).cpu().numpy()  # [N, 8]
