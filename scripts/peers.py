@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vitdense.families import Model, arguments, backbone_class, find_model, near_names
 from vitdense.models.base import Backbone, as_pair
-from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.vit.model import default_out_indices
 
 
@@ -420,6 +419,8 @@ def _timm_hiera(spec: PeerSpec) -> nn.Module:
 
 
 def _mm_resnet(spec: PeerSpec, package: str) -> nn.Module:
+    from vitdense.research.resnet.sizes import RESNET
+
     (depth,) = (name.removeprefix("resnet") for name, arch in RESNET.items() if arch == spec.arch)
     return import_module(f"{package}.models.backbones").ResNet(int(depth), out_indices=(0, 1, 2, 3))
 

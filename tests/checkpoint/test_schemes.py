@@ -11,7 +11,7 @@ from conftest import HAS_RESEARCH, add_row
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
-from vitdense import ConvNeXt, Hiera, MViT, ResNet, Swin, SwinV2, ViT
+from vitdense import ConvNeXt, Hiera, MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.detect import detect
 from vitdense.checkpoint.load import load_pretrained
@@ -21,7 +21,6 @@ from vitdense.hub import create
 from vitdense.models.convnext.sizes import CONVNEXT
 from vitdense.models.hiera.sizes import HIERA
 from vitdense.models.mvit.sizes import MVIT, MViTArch
-from vitdense.models.resnet.sizes import RESNET
 from vitdense.models.swin.sizes import SwinArch
 from vitdense.models.swin_v2.sizes import SwinV2Arch
 from vitdense.models.vit.sizes import VIT
@@ -73,10 +72,6 @@ MODELS = {
         for name in ("tiny", "v2_atto")
     },
     ("hiera", "tiny"): (lambda: Hiera("tiny"), PeerSpec(HIERA["tiny"], (128, 160))),
-    **{
-        ("resnet", name): (lambda name=name: ResNet(name), PeerSpec(RESNET[name], (97, 131)))
-        for name in ("resnet18", "resnet50")
-    },
 }
 if HAS_RESEARCH:
     from research_parity import MODELS as OF_RESEARCH

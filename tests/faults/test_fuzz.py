@@ -15,7 +15,7 @@ from mmdet.datasets import CocoDataset
 from mmdet.datasets.transforms import LoadAnnotations
 from safetensors.torch import save_file
 
-from vitdense import ResNet
+from vitdense import ConvNeXt
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import OptionError
 from vitdense.mm.checks import findings
@@ -96,7 +96,7 @@ def test_annotations_that_pass_are_loaded(tmp_path, changes):
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
-    folder, model = tmp_path_factory.mktemp("checkpoints"), ResNet({"embed_dims": 4, "depths": (1, 1, 1, 1)})
+    folder, model = tmp_path_factory.mktemp("checkpoints"), ConvNeXt({"embed_dims": 4, "depths": (1, 1, 1, 1)})
     torch.save({"state_dict": model.state_dict(), "meta": {"epoch": 3}}, folder / "of.pth")
     save_file(model.state_dict(), folder / "of.safetensors")
     return model, folder

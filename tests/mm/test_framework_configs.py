@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import needs_research
 from mmdet.models.losses import FocalLoss
 from test_configs import build_on_meta, rates_and_decays
 
@@ -12,7 +13,11 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize(
-    ("name", "widths"), [("atss_swin_t_coco", [192, 384, 768]), ("atss_r50_coco", [512, 1024, 2048])]
+    ("name", "widths"),
+    [
+        ("atss_swin_t_coco", [192, 384, 768]),
+        pytest.param("atss_r50_coco", [512, 1024, 2048], marks=needs_research),
+    ],
 )
 def test_atss_has_no_unused_output_and_extra_levels_from_the_last(name, widths):
     cfg = load_config(name)

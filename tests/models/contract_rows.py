@@ -18,17 +18,6 @@ def with_random_norms(model):
     return model
 
 
-def with_random_batch_norms(model):
-    """At their initial zero, the last norms of a ResNet's branches and attention layers make all the identity."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, 0, 0.2)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-        if isinstance(module, nn.BatchNorm2d) or type(module).__name__ == "Gamma":
-            nn.init.normal_(module.weight, 0.5, 0.2)
-    return model
-
-
 def with_random_scales(model):
     """At their initial 1e-6 and zero, LayerScale hides every block of a ConvNeXt, and GRN is the identity."""
     for name, parameter in model.named_parameters():
@@ -72,7 +61,7 @@ FEW = {"depths": (1, 1, 2, 1), "depth": 2, "global_indices": (1,)}
 NANO = {"embed_dims": 16, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
 VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2}
 MVIT = {"embed_dims": 16, "depths": (1, 2, 2, 2), "num_heads": 1}
-RESNET = CONVNEXT = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
+CONVNEXT = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
 GRID = {"pretrain_img_size": 64}
 V1 = {"growth": "mlp", "relative_position": False, "absolute_position": True, "residual_pooling": False}
 MAX, CONVOLUTIONS = {"pool": "max"}, {"pool_all_queries": False}
@@ -147,7 +136,6 @@ MODELS = {
         {**MVIT, "window_sizes": (4, 2, 4, 3), "global_indices": (1, 4), "position_grid": (3, 5)},
         eps=1e-6,
     ),
-    "resnet": Row(vitdense.ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
 }
 
 
@@ -204,7 +192,6 @@ PRECISION = {
         GRID,
     ),
     "vit, EVA-02": Precision(vitdense.ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
-    "resnet": Precision(vitdense.ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
     # No model of another project has these parts and runs here.
     "vit, ViTDet": Precision(
         vitdense.ViT, DEEP, {**GRID, "window_size": 2, "relative_position": True, "img_size": 64}, None

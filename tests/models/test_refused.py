@@ -6,7 +6,7 @@ import pytest
 from conftest import HAS_RESEARCH
 from contract_rows import MODELS, NANO, VIT
 
-from vitdense import DeconvPyramid, Hiera, MViT, ResNet, Swin, SwinV2, ViT, ViTAdapter
+from vitdense import DeconvPyramid, Hiera, MViT, Swin, SwinV2, ViT, ViTAdapter
 
 MVIT = {"embed_dims": 8, "depths": (1, 2, 3, 2), "num_heads": 2}
 HIERA = MODELS["hiera"].arch
@@ -67,8 +67,6 @@ ROWS = [  # what is made, its options, what the error names, and its type where 
     (vit, {"arch": {**VIT, "depth": 0}}, "arch: "),
     (vit, {"arch": {**VIT, "patch_size": 0}}, "arch: "),
     (vit, {"arch": {"embed_dims": 32}}, "arch: "),
-    (ResNet, {"arch": "resnet51"}, "resnet50"),
-    (ResNet, {"arch": {"embed_dims": 16, "depths": (0, 1)}}, "depths"),
     (Hiera, {"arch": {**HIERA, "window_sizes": (4, 3, 4, 3)}}, "window_sizes"),
     (Hiera, {"arch": {**HIERA, "window_sizes": (4, 2, 4)}}, "window_sizes"),
     (Hiera, {"arch": {**HIERA, "global_indices": (7,)}}, "global_indices"),

@@ -4,11 +4,12 @@ from dataclasses import replace
 from functools import partial
 
 from peers import PeerSpec
-from vitdense import CaiT, HybridViT, Mixer, ParallelViT
+from vitdense import CaiT, HybridViT, Mixer, ParallelViT, ResNet
 from vitdense.models.vit.sizes import VIT, ViTArch
 from vitdense.research.cait.sizes import CAIT
 from vitdense.research.hybrid_vit.sizes import RESNETS
 from vitdense.research.mixer.sizes import MixerArch
+from vitdense.research.resnet.sizes import RESNET
 
 PARALLEL = {"embed_dims": 192, "depth": 6, "num_heads": 3, "token_position": False, "layer_scale": 1.0}
 MIXER = {"embed_dims": 96, "depth": 4}
@@ -29,6 +30,10 @@ MODELS = {
             PeerSpec(replace(VIT[name], patch_size=int(stem[-2:])), (224, 224), resnet=RESNETS[stem]),
         )
         for name, stem in (("vit_small", "r26_s32"), ("vit_tiny", "r50_s16"))
+    },
+    **{
+        ("resnet", name): (lambda name=name: ResNet(name), PeerSpec(RESNET[name], (97, 131)))
+        for name in ("resnet18", "resnet50")
     },
     # At the size of pretraining both rules for other sizes are the published model.
     **{

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from contract_rows import DEEP, GRID, HALF_STREAM, NANO, RESNET, STAGES, VIT, Precision, Row, with_random_batch_norms
+from contract_rows import DEEP, GRID, HALF_STREAM, NANO, STAGES, VIT, Precision, Row
 from torch import nn
 
 from vitdense import (
@@ -16,6 +16,7 @@ from vitdense import (
     PerformerSwin,
     PositionSwin,
     PositionViT,
+    ResNet,
     SlidingSwin,
     StemViT,
     SwinMixer,
@@ -33,8 +34,20 @@ def with_drawn_gates(model):
     return model
 
 
+def with_random_batch_norms(model):
+    """At their initial zero, the last norms of a ResNet's branches and attention layers make all the identity."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        if isinstance(module, nn.BatchNorm2d) or type(module).__name__ == "Gamma":
+            nn.init.normal_(module.weight, 0.5, 0.2)
+    return model
+
+
 MIXER = {"embed_dims": 32, "depth": 4}
 RESMLP = {**MIXER, "block": "resmlp", "layer_scale": 0.5}
+RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
 RESEARCH = {
     "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
     "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
@@ -72,6 +85,7 @@ RESEARCH = {
     "mixer, gMLP": Row(
         Mixer, {**MIXER, "block": "gmlp"}, {"pretrain_img_size": (64, 96)}, eps=1e-6, prepare=with_drawn_gates, parts=()
     ),
+    "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
     "resnet, non-local": Row(
         NonLocalResNet,
         RESNET,
@@ -105,6 +119,7 @@ PRECISION = {
     "vit, 2-D positions": Precision(PositionViT, DEEP, {**GRID, "position": "2d"}, None),
     "swin_mixer": Precision(SwinMixer, STAGES, {"window_size": 2}, None, (64, 64), HALF_STREAM),
     "swin, Performer": Precision(PerformerSwin, STAGES, {}, None, (64, 64), HALF_STREAM),
+    "resnet": Precision(ResNet, {"embed_dims": 64, "depths": (1, 1, 3, 1)}, {}, "torchvision", (64, 64)),
     "resnet, SAGAN": Precision(
         NonLocalResNet,
         {"embed_dims": 16, "depths": (1, 1, 6, 1)},
@@ -119,6 +134,9 @@ SHORT = {"embed_dims": 8, "depths": (2, 2), "num_heads": (2, 4)}
 local = partial(LocalAttention, dim=8, kernel=3)
 non_local = partial(NonLocalResNet, {"embed_dims": 16, "depths": (1, 2, 3, 1)})
 REFUSED = [  # see models/test_refused.py
+    (ResNet, {"arch": "resnet51"}, "resnet50"),
+    (ResNet, {"finetune": "lora"}, "no linear layer"),
+    (ResNet, {"arch": {"embed_dims": 16, "depths": (0, 1)}}, "depths"),
     (partial(CaiT, CAIT), {"relative_position": True}, "relative_position, rope: "),
     (CaiT, {"arch": {**CAIT, "rope": "dinov3"}}, "relative_position, rope: "),
     (partial(CaiT, CAIT), {"output_cls_token": True}, r"out_indices \(0, 1, 2\), expected \(2,\)"),

@@ -7,7 +7,6 @@ FAMILIES = {
     "MViT": "mvit",
     "ViT": "vit",
     "ViTAdapter": "vit_adapter",
-    "ResNet": "resnet",
     "ConvNeXt": "convnext",
     "Hiera": "hiera",
 }

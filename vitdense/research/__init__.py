@@ -16,6 +16,7 @@ FAMILIES = {
     "CaiT": "cait",
     "HybridViT": "hybrid_vit",
     "PositionViT": "vit_positions",
+    "ResNet": "resnet",
     "NonLocalResNet": "non_local",
     "SASA": "sasa",
 }

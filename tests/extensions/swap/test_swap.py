@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from conftest import needs_research
 from mmengine.config import Config
 
 from vitdense.__main__ import main
@@ -179,7 +180,7 @@ def test_a_config_of_mmseg_keeps_its_name(mine):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backbone", ["mvitv2_tiny", "deit_tiny", "resnet50"])
+@pytest.mark.parametrize("backbone", ["mvitv2_tiny", "deit_tiny", pytest.param("resnet50", marks=needs_research)])
 def test_written_config(mine, capsys, backbone):
     config = mine("mmseg::segformer/segformer_mit-b0_8xb2-160k_ade20k-512x512.py")
     assert run(config, "--backbone", backbone, "--out", "configs/changed.py") == 0

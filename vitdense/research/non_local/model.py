@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from vitdense.errors import OptionError, check_choice
-from vitdense.models.resnet.model import ResNet, ResNetStage
-from vitdense.models.resnet.sizes import ResNetArch
 from vitdense.research.non_local.attention import NonLocal, SAGANAttention
+from vitdense.research.resnet.model import ResNet, ResNetStage
+from vitdense.research.resnet.sizes import ResNetArch
 
 ATTENTION = {"nonlocal": NonLocal, "sagan": SAGANAttention}
 

@@ -2,7 +2,7 @@
 
 from vitdense.checkpoint.rename import Scheme
 from vitdense.checkpoint.schemes import CLASSIFIER, Family, same
-from vitdense.models.resnet.checkpoint import TRUNK
+from vitdense.research.resnet.checkpoint import TRUNK
 
 _ATTENTION = same(*(f"layer{{i}}.{{j}}.conv{{k}}.attn.{name}" for name in ("qkv.weight", "rel_pos_h", "rel_pos_w")))
 FAMILY = Family(

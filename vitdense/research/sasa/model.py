@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdense.layers.blocks import init_transformer
-from vitdense.models.resnet.model import BlockSpec, ResNet
 from vitdense.research.nat.local import LocalAttention
+from vitdense.research.resnet.model import BlockSpec, ResNet
 from vitdense.research.sasa.sizes import SASA as SIZES
 from vitdense.research.sasa.sizes import SASAArch
 

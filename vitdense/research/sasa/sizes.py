@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vitdense.errors import OptionError
 from vitdense.families import Model
-from vitdense.models.resnet.sizes import ResNetArch
+from vitdense.research.resnet.sizes import ResNetArch
 
 
 @dataclass(frozen=True)

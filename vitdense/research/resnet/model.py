@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vitdense.families import find_arch
 from vitdense.layers.blocks import init_conv, max_pool
 from vitdense.models.base import Backbone, check_image, drop_path_rates, maybe_checkpoint
-from vitdense.models.resnet.sizes import RESNET, ResNetArch
+from vitdense.research.resnet.sizes import RESNET, ResNetArch
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torchvision.models import resnet
 
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import macs, num_params
-from vitdense.models.resnet.model import ResNet
-from vitdense.models.resnet.sizes import RESNET
+from vitdense.research.resnet.model import ResNet
+from vitdense.research.resnet.sizes import RESNET
 
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 1)}
 
