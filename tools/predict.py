@@ -50,11 +50,10 @@ def main() -> None:
     call("predict", "add_options", parser)
     args = parser.parse_args()
 
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     from vitdense.mm.cli.predict import predict
     from vitdense.mm.config.model_index import find_published, trained_of
     from vitdense.mm.console import exit_on_user_error
+    from vitdense.mm.data.images import SUFFIXES
     from vitdense.mm.data.shapes import draw_dataset
     from vitdense.mm.precision import Inference
     from vitdense.mm.processes import start_processes
@@ -62,7 +61,7 @@ def main() -> None:
     # A work folder or a published model needs no checkpoint: the second argument is then an image, unless it is one.
     second = Path(args.checkpoint or "")
     is_checkpoint = second.suffix.lower() in (".pth", ".pt", ".safetensors")
-    is_image = second.suffix.lower() in IMG_EXTENSIONS or not (args.images or args.demo)
+    is_image = second.suffix.lower() in SUFFIXES or not (args.images or args.demo)
     if not is_checkpoint and (Path(args.config).is_dir() or is_image):
         args.images = [*filter(None, [args.checkpoint]), *args.images]
         args.checkpoint = None

@@ -16,7 +16,7 @@ import vitdense
 from vitdense import seams
 from vitdense.console import in_utf8, showing
 from vitdense.ops.finder import INSTALL_MM, ops_in_use
-from vitdense.ops.missing import BUILD_COMMAND
+from vitdense.ops.table import BUILD_COMMAND
 
 # Module -> requirement as in pyproject.toml, and purpose.
 PACKAGES = {

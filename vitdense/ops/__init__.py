@@ -1,6 +1,6 @@
 """Stand-in for the compiled ops of mmcv that detectors and segmentors call, on torchvision.ops and plain torch.
 
-Importing this package needs the standard library only. `finder` makes `mmcv._ext` importable; `stand_in` lists the ops.
+Importing this package needs the standard library only. `finder` makes `mmcv._ext` importable; `table` lists the ops.
 
 Every op has the name, the argument names and the in-place results of the op in mmcv's compiled extension (onedl-mmcv
 2.3.6, `mmcv/ops/csrc/pytorch/pybind.cpp`). mmcv also passes arguments for the buffers of the compiled kernels
@@ -14,6 +14,6 @@ rest raise `OpNotAvailableError` when they are called.
 """
 
 from vitdense.ops.finder import OpsInUse, install, ops_in_use
-from vitdense.ops.missing import BUILD_COMMAND, OpNotAvailableError
+from vitdense.ops.table import BUILD_COMMAND, OpNotAvailableError
 
 __all__ = ["BUILD_COMMAND", "OpNotAvailableError", "OpsInUse", "install", "ops_in_use"]

@@ -10,6 +10,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from vitdense.errors import OptionError
 from vitdense.layers.deformable import deform_attend, of_levels, pixels_of
 
+try:
+    import torchvision  # noqa: F401 registers its ops
+except Exception as error:  # one that is built for another torch raises RuntimeError
+    raise ImportError(
+        f"mmcv._ext: no compiled one is in use, and the stand-in needs a torchvision that matches torch: "
+        f"{type(error).__name__}: {error}; `python -m vitdense` says what to install"
+    ) from error
+
 # ---- deformable convolution ----
 # B images, G deformable groups, kh x kw kernel, h x w output map.
 # Offsets [B, 2 * G * kh * kw, h, w] are (y, x) pairs per deformable group and kernel position, as in torchvision.

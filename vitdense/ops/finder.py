@@ -1,7 +1,6 @@
 """Makes `mmcv._ext` importable: the compiled extension if it loads, else the stand-in of `vitdense.ops.stand_in`.
 
-Imports the standard library only. `import vitdense` installs the finder; torch is imported when something imports
-`mmcv._ext`.
+Imports the standard library only. `import vitdense` installs the finder.
 """
 
 import importlib
@@ -12,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import NamedTuple
 
-from vitdense.ops.missing import BUILD_COMMAND, missing_op
+from vitdense.ops.table import BUILD_COMMAND, find_op
 
 NAME = "mmcv._ext"
 INSTALL_MM = "pip install 'vitdense[mm]'"
@@ -68,18 +67,9 @@ class _StandInLoader:
         return None  # the import system makes an ordinary module
 
     def exec_module(self, module: ModuleType) -> None:
-        try:
-            stand_in = importlib.import_module("vitdense.ops.stand_in")
-        except Exception as error:  # torchvision built for another torch raises RuntimeError, not ImportError
-            raise ImportError(
-                f"{NAME}: {self.reason}, and the stand-in needs a torchvision that matches torch: "
-                f"{type(error).__name__}: {error}; `python -m vitdense` says what to install",
-                name=NAME,
-            ) from error
         module.__doc__ = f"Stand-in of vitdense for the compiled ops of mmcv: {self.reason}."
         module.reason = self.reason
-        module.__getattr__ = missing_op
-        vars(module).update(stand_in.OPS)
+        module.__getattr__ = find_op
         logger.info("mmcv ops: stand-in on torchvision and plain torch (%s)", self.reason)
 
 

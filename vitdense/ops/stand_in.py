@@ -1,4 +1,4 @@
-"""The stand-in for `mmcv._ext`: its ops by name, and all but the deformable ones.
+"""The stand-in for `mmcv._ext`: all ops but the deformable ones.
 
 Boxes are (x1, y1, x2, y2) in pixels. B images, C channels, H x W map, K RoIs (image index, x1, y1, x2, y2) in pixels,
 p x q bins; N boxes or anchors.
@@ -11,9 +11,8 @@ import torch
 import torchvision
 from torch import Tensor
 
-from vitdense.ops import deformable
 from vitdense.ops.deformable import widen
-from vitdense.ops.missing import OpNotAvailableError
+from vitdense.ops.table import OpNotAvailableError
 
 ROI_OPTIONS = ("spatial_scale", "aligned_height", "aligned_width", "sampling_ratio", "aligned")  # as torchvision's
 FLT_MIN = torch.finfo(torch.float32).tiny  # smallest probability in the compiled losses, for every dtype
@@ -199,13 +198,4 @@ def get_compiler_version() -> str:
     return "n/a (stand-in of vitdense)"
 
 
-OPS: dict[str, Callable] = {
-    op.__name__: op
-    for op in (
-        *(get_compiler_version, nms, softnms, nms_match, roi_align_forward, roi_align_backward),
-        *(sigmoid_focal_loss_forward, sigmoid_focal_loss_backward, deformable.deform_conv_forward),
-        *(deformable.deform_conv_backward_input, deformable.deform_conv_backward_parameters),
-        *(deformable.modulated_deform_conv_forward, deformable.modulated_deform_conv_backward),
-        *(deformable.ms_deform_attn_forward, deformable.ms_deform_attn_backward),
-    )
-} | {"get_compiling_cuda_version": get_compiler_version}
+get_compiling_cuda_version = get_compiler_version

@@ -9,12 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from mmdet.datasets import XMLDataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import read_text
 from vitdense.mm.data.classes import clean
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import header_size
+from vitdense.mm.data.images import SUFFIXES, header_size
 from vitdense.mm.errors import ConfigError
 
 LISTS = {"train": ("train", "trainval"), "val": ("val", "test")}  # the first that exists is read
@@ -40,7 +39,7 @@ def read_folder(root: Path, split: str) -> tuple[dict[str, list[dict]], Path, li
     if not names:
         raise ConfigError(f"--voc: got no names of images for {split}, expected them in {' or '.join(map(str, lists))}")
     folder, faults, trees = root / "JPEGImages", Faults(), {}
-    images_there = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in IMG_EXTENSIONS)
+    images_there = (path for path in sorted(folder.rglob("*")) if path.suffix.lower() in SUFFIXES)
     paths = {path.relative_to(folder).with_suffix("").as_posix(): path for path in images_there}
     for name in names:
         path = root / "Annotations" / f"{name}.xml"

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import read_text
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import header_size
+from vitdense.mm.data.images import SUFFIXES, header_size
 from vitdense.mm.errors import ConfigError
 
 ROUNDED = 1e-3  # tolerance of coordinates outside the image: exporters round
@@ -105,7 +104,7 @@ def _images(root: Path, entry: str, split: str) -> Iterator[Path]:
     inside = root / entry.removeprefix("../")
     where = Path(os.path.abspath(root / entry if (root / entry).exists() or not inside.exists() else inside))
     if where.is_dir():
-        found = [path for path in where.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS]
+        found = [path for path in where.rglob("*") if path.suffix.lower() in SUFFIXES]
         if not found:
             raise ConfigError(f"--yolo: {where} ({split}) has no images")
         yield from found

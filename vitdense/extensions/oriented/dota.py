@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.extensions.oriented.labels import area_of
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.data.classes import clean
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import header_size
+from vitdense.mm.data.images import SUFFIXES, header_size
 from vitdense.mm.errors import ConfigError
 
 
@@ -33,7 +32,7 @@ def read_folder(root: Path, split: str) -> tuple[dict[str, list[dict]], Path, li
         ConfigError: The split has no images.
     """
     folder, labels, faults = root / split / "images", root / split / "labelTxt", Faults()
-    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
         raise ConfigError(f"--dota: got no image in {folder}, expected {split}/images and {split}/labelTxt")
     images, objects = [], []

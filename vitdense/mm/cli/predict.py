@@ -21,10 +21,10 @@ from mmengine.logging import print_log
 from mmengine.registry import DATASETS
 from mmengine.utils import track_iter_progress
 from PIL import Image
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.files import atomic_write, check_writable
 from vitdense.mm.config.query import find_class
+from vitdense.mm.data.images import SUFFIXES
 from vitdense.mm.data.panoptic import colours_of_ids
 from vitdense.mm.data.predictions import CocoPredictions
 from vitdense.mm.errors import ConfigError, join_some
@@ -306,10 +306,10 @@ def list_images(paths: Sequence[str | Path]) -> list[Path]:
 
 def _image_files(paths: Iterable[Path], where: str) -> list[Path]:
     paths = sorted(paths)
-    found = [path for path in paths if path.suffix.lower() in IMG_EXTENSIONS]
+    found = [path for path in paths if path.suffix.lower() in SUFFIXES]
     found = found or [path for path in paths if path.suffix == ".npy"]
     if not found:
-        raise ConfigError(f"{where} has no image, expected files with {', '.join(IMG_EXTENSIONS)}")
+        raise ConfigError(f"{where} has no image, expected files with {', '.join(SUFFIXES)}")
     return found
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.mm.config.arguments import names
 from vitdense.mm.config.classes import follows
@@ -27,7 +26,7 @@ from vitdense.mm.console import result_commands
 from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.classes import names_faults
 from vitdense.mm.data.faults import Samples, refuse
-from vitdense.mm.data.images import FILES_READ, evenly_spaced, header_size
+from vitdense.mm.data.images import FILES_READ, SUFFIXES, evenly_spaced, header_size
 from vitdense.mm.data.split import split_images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.seams import ask, kind_of
@@ -167,7 +166,7 @@ def _sides(sizes: Sequence[tuple[int, int]]) -> tuple[int, float]:
 
 
 def _suffix(folder: Path, option: str, given: str | None) -> str:
-    kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
+    kinds = {path.suffix for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES}
     if given is None and len(kinds) != 1:
         raise ConfigError(
             f"{option}: the images in {folder} end with {', '.join(sorted(kinds)) or 'nothing'}; mmseg takes one "

@@ -28,6 +28,7 @@ from vitdense.seams import ask
 
 THREADS = 8  # most threads that decode images
 FILES_READ = 200  # per data set, evenly spaced: all of COCO or ADE20K would take minutes
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as in torchvision
 OF_16_BITS = ("I;16", "I;16B", "I;16L")  # modes of Pillow
 OF_8_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX")  # modes that all decoders read alike
 # First and last bytes of complete files.

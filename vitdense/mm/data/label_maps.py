@@ -10,10 +10,9 @@ import mmcv
 import numpy as np
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from vitdense.mm.data.faults import Fault, Faults
-from vitdense.mm.data.images import by, evenly_spaced, header_size
+from vitdense.mm.data.images import SUFFIXES, by, evenly_spaced, header_size
 from vitdense.mm.errors import ConfigError
 
 UNLABELLED = 255  # label of unlabelled pixels in mmseg, and the default ignore_index of its heads
@@ -74,7 +73,7 @@ def read_label_maps(
     faults.add(f"label maps do not exist, {where}", *sorted(absent))
     if not built.ann_file or not os.path.isfile(built.ann_file):
         folder, suffix = Path(built.data_prefix["img_path"]), built.img_suffix
-        images = (path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+        images = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
         others = sorted(str(path) for path in images if not path.name.endswith(suffix))
         faults.add(f"images have another suffix than img_suffix={suffix!r}, and are left out", *others, grave=False)
     for sample in evenly_spaced([one for one in samples if one["seg_map_path"] not in absent], number):
