@@ -316,6 +316,12 @@ def test_names_of_a_checkpoint_decide_where_the_annotation_file_is_on_another_ma
     model(photos[0])
 
 
-def test_a_recipe_without_checkpoint_is_refused():
+def test_what_no_model_can_be_loaded_from(folders, tmp_path):
     with pytest.raises(ConfigError, match="expected a checkpoint"):
         vitdense.load("cascade_swin_nano_shapes")
+    base, config = "_base_ = 'vitdense::configs/demo/upernet_swin_nano_shapes.py'\n", tmp_path / "mine.py"
+    lines = {"model = dict(test_cfg=dict(mode='tiles'))": "slide", "test_dataloader = None": "no test_dataloader"}
+    for line, named in lines.items():
+        config.write_text(base + line)
+        with pytest.raises(ConfigError, match=named):
+            vitdense.load(config, folders["segmentor"] / "iter_1.pth")

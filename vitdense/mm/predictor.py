@@ -369,6 +369,8 @@ def _names_of(
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
     """mm's `dataset_meta` with the names of a checkpoint's outputs, the checkpoint with names by output, and whether
     these names were given; see `load_model`."""
+    if not cfg.get("test_dataloader"):
+        raise ConfigError(f"{cfg.filename}: got no test_dataloader, whose pipeline prepares images")
     dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
     kind, own = find_class(DATASETS, dataset.type, cfg), trained_classes(saved)
     found = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})

@@ -14,23 +14,27 @@ def _is(*kinds: type) -> Callable[[object], bool]:
     return lambda value: value is None or isinstance(value, kinds)
 
 
-def _are_dicts(value: object) -> bool:
-    return all(isinstance(one, dict) for one in (value if isinstance(value, (list, tuple)) else [value]))
+def _are_dicts(value: object, key: str | None = None) -> bool:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return all(isinstance(one, dict) and (key is None or key in one) for one in values)
 
 
-_DICT, _DICTS = (_is(dict), "a dict"), (lambda x: x is None or _are_dicts(x), "a dict, or a list of dicts")
-_HEADS = ("auxiliary_head", "backbone", "bbox_head", "data_preprocessor", "decode_head", "neck", "roi_head", "rpn_head")
+_DICT = (_is(dict), "a dict")
+_BUILT = (lambda x: x is None or _are_dicts(x, "type"), "dict(type=...), or a list of such")
+_PARTS = ("auxiliary_head", "bbox_head", "data_preprocessor", "decode_head", "neck", "roi_head", "rpn_head")
+MODES = ("slide", "whole")  # of a segmentor
 AT = {  # dotted key: whether a value fits, and what is expected
     "default_scope": (_is(str), "text"),
-    **dict.fromkeys(("model", "env_cfg", "optim_wrapper"), _DICT),
+    **dict.fromkeys(("env_cfg", "optim_wrapper", "model.test_cfg"), _DICT),
     "default_hooks": (lambda x: _is(dict)(x) and all(map(_is(dict), (x or {}).values())), "a dict of dicts"),
-    **dict.fromkeys(("val_evaluator", "test_evaluator", *(f"model.{part}" for part in _HEADS)), _DICTS),
+    **dict.fromkeys(("visualizer", "val_evaluator", "test_evaluator", *(f"model.{part}" for part in _PARTS)), _BUILT),
+    **dict.fromkeys(("model", "model.backbone"), (lambda x: _are_dicts(x, "type"), "dict(type=...)")),
     **{f"{split}_dataloader": _DICT for split in ("train", "val", "test")},
     **{f"{split}_dataloader.dataset": _DICT for split in ("train", "val", "test")},
     "custom_hooks": (lambda x: x is None or (isinstance(x, (list, tuple)) and _are_dicts(x)), "a list of dicts"),
 }
 ANYWHERE = {
-    "type": (lambda x: _is(str)(x) or callable(x), "a name or a class"),
+    "type": (lambda x: (_is(str)(x) or callable(x)) and x != "", "a name or a class"),
     "ann_file": (_is(str, PathLike, list, tuple), "text"),
     "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str, PathLike), x.values())), "a dict of texts"),
 }
@@ -47,5 +51,7 @@ def check_kinds(cfg: Config) -> None:
             raise ConfigError(f"{cfg.filename}: {got}, expected {expected}")
     for split in ("train", "val", "test"):
         loader = cfg.get(f"{split}_dataloader")
-        if loader and "dataset" not in loader:
+        if loader is not None and "dataset" not in loader:
             raise ConfigError(f"{cfg.filename}: got no {split}_dataloader.dataset, expected dict(type=...)")
+    if "decode_head" in cfg.model and (mode := (cfg.model.get("test_cfg") or {}).get("mode")) not in MODES:
+        raise ConfigError(f"{cfg.filename}: got model.test_cfg.mode = {mode!r}, expected one of {MODES}")
