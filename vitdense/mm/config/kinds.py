@@ -22,7 +22,7 @@ def _are_dicts(value: object, key: str | None = None) -> bool:
 _DICT = (_is(dict), "a dict")
 _BUILT = (lambda x: x is None or _are_dicts(x, "type"), "dict(type=...), or a list of such")
 _PARTS = ("auxiliary_head", "bbox_head", "data_preprocessor", "decode_head", "neck", "roi_head", "rpn_head")
-MODES = ("slide", "whole")  # of a segmentor
+MODES = ("slide", "whole", "slide_flip")  # of a segmentor; the last of depth estimators
 AT = {  # dotted key: whether a value fits, and what is expected
     "default_scope": (_is(str), "text"),
     **dict.fromkeys(("env_cfg", "optim_wrapper", "model.test_cfg"), _DICT),
