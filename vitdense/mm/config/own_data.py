@@ -177,7 +177,7 @@ def _suffix(folder: Path, option: str, given: str | None) -> str:
 
 def _common_folder(*paths: Path) -> str:
     common = Path(os.path.commonpath([os.path.abspath(path) for path in paths]))
-    return f"{common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common}/"
+    return os.path.join(common.relative_to(Path.cwd()) if common.is_relative_to(Path.cwd()) else common, "")
 
 
 def _below(path: Path, root: str) -> str:
