@@ -12,6 +12,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
@@ -202,6 +204,14 @@ def brute_force_attention(attention, x, size):
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     """Relative error: Frobenius norm of the difference over the norm of `want`."""
     return float((got - want).norm() / want.norm())
+
+
+def run_python(code: str, *args: object, folder: Path = REPO, status: int = 0) -> subprocess.CompletedProcess:
+    """Run code in a process of its own, which ends with this status."""
+    command = [sys.executable, "-c", code, *map(str, args)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def run_ranks(function: Callable, *args: object) -> None:

@@ -3,13 +3,11 @@
 import ast
 import copy
 import re
-import subprocess
-import sys
 from functools import cache
 
 import pytest
 import torch
-from conftest import LARGER, RECIPES, REPO, needs_research
+from conftest import LARGER, RECIPES, REPO, needs_research, run_python
 from mmengine.config import Config
 
 from vitdense.families import MODELS
@@ -96,9 +94,8 @@ def test_types_of_recipes_are_built_by_importing_only_vitdense():
         found = {node["type"] for node in nodes(read(path).model) if "type" in node}
         paths += [str(path)] if found - types else []
         types |= found
-    done = subprocess.run([sys.executable, "-c", BUILD, *paths], capture_output=True, text=True, cwd=REPO)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert [line for line in done.stdout.splitlines() if line in paths] == paths
+    printed = run_python(BUILD, *paths).stdout.splitlines()
+    assert [line for line in printed if line in paths] == paths
 
 
 def num_classes(cfg):

@@ -2,11 +2,9 @@
 
 import ast
 import shutil
-import subprocess
-import sys
 
 import pytest
-from conftest import HAS_RESEARCH, REPO
+from conftest import HAS_RESEARCH, REPO, run_python
 
 MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
 # Folders and modules of vitdense, and what of vitdense each of them may import. All but the last ones do without mm.
@@ -100,9 +98,7 @@ print(">", vitdense.registry.MODELS is vitdense.mm.registry.MODELS)
 def test_imports_change_nothing_of_other_packages():
     """A prediction imports no framework before it knows which; nobody's warnings or loggers are silenced; the loader of
     checkpoints is installed by the hook; the registry is where mmengine looks for it; one line tells the ops in use."""
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, cwd=REPO)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = run_python(IMPORTS).stdout.splitlines()
     assert [line[2:] for line in lines if line.startswith("> ")] == [
         *("set()", "set() 30", "load_from_local", "load_from_vitdense", "True")
     ]
@@ -117,7 +113,7 @@ from vitdense.families import find_model
 assert find_model("swin_tiny").arch == "tiny"
 assert not {"torch", "timm", "mmengine"} & {*sys.modules}
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPO)
+    run_python(code)
 
 
 @pytest.mark.long
@@ -153,8 +149,7 @@ for name in ("Swin", "SwinV2", "MViT", "ViT"):
     getattr(vitdense, name)
 assert not {{name.partition(".")[0] for name in sys.modules}} & {MM}
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO)
-    assert done.returncode == 0, done.stderr
+    run_python(code)
 
 
 def test_extensions_do_not_import_each_other():
@@ -177,5 +172,4 @@ assert "SwinMixer" not in vitdense.__all__ and "mixer_base_16" not in vitdense.l
 vitdense.create("swin_tiny"), vitdense.create("mvitv2_tiny")
 build_model(load_config("{REPO}/configs/demo/cascade_swin_nano_shapes.py"))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    run_python(code, folder=tmp_path)

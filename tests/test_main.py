@@ -4,15 +4,13 @@ import re
 import subprocess
 import sys
 import types
-from pathlib import Path
 
 import pytest
+from conftest import REPO, run_python
 
 import vitdense.__main__ as main
 from vitdense import seams
 from vitdense.ops import OpsInUse
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -81,27 +79,25 @@ def test_commands_without_mm_name_the_command_that_installs_it():
         "util.find_spec = lambda name: None if name == 'mmengine' else find(name); "
         "from vitdense.__main__ import main; sys.exit(main(['new']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert main.INSTALL_MM in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = run_python(code, status=2).stderr.splitlines()
+    assert line.startswith("error: ")
+    assert main.INSTALL_MM in line
 
 
 def test_commands_of_tools_and_of_the_package_are_listed(capsys):
     """Every file of tools/ is a command, with its own parser; help groups them all, and imports no torch."""
     from vitdense.__main__ import COMMANDS
 
-    tools = {path.stem for path in (ROOT / "tools").glob("*.py")}
+    tools = {path.stem for path in (REPO / "tools").glob("*.py")}
     modules = {name for name in COMMANDS if name not in tools}
     assert tools < COMMANDS.keys()
-    assert all((ROOT / f"vitdense/mm/cli/{name}.py").is_file() for name in modules)
+    assert all((REPO / f"vitdense/mm/cli/{name}.py").is_file() for name in modules)
     code = (
         "import sys\nfrom vitdense.__main__ import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.stdout.splitlines()[-1] == "False", done.stderr
-    listed = re.findall(r"^  (\w+)  ", done.stdout, re.M)
+    printed = run_python(code).stdout
+    assert printed.splitlines()[-1] == "False"
+    listed = re.findall(r"^  (\w+)  ", printed, re.M)
     assert sorted(listed) == sorted({*COMMANDS, *seams.merged("commands"), "doctor"})
 
 
@@ -111,17 +107,17 @@ def test_commands_have_one_name():
     named = {
         path.name
         for pattern in ("configs/**/*.py", "docs/**/*.md", "tools/*.py", "vitdense/**/*.py", "README.md")
-        for path in ROOT.glob(pattern)
+        for path in REPO.glob(pattern)
         if re.search(r"tools/\w+\.py", path.read_text(encoding="utf-8"))
     }
     assert named == {"install.md", "coming-from.md"}
-    for path in ROOT.glob("configs/**/*.py"):
+    for path in REPO.glob("configs/**/*.py"):
         assert {*re.findall(r"(?m)^(?:torchrun .* -m )?vitdense \w+ (\w+)", path.read_text())} <= {path.stem}
 
 
 def test_without_any_package():
     command = [sys.executable, "-S", "-m", "vitdense"]  # -S: no site-packages
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     assert len(re.findall(r"^\w+ is not installed .*: pip install ", done.stdout, re.M)) == len(main.PACKAGES)
     assert all(name in done.stdout.splitlines()[-1] for name in main.REQUIRED)
@@ -183,7 +179,7 @@ def test_versions_older_than_the_minimum(environment, report, name, version, old
 
 
 def test_table_agrees_with_the_package_metadata():
-    text = (ROOT / "pyproject.toml").read_text()
+    text = (REPO / "pyproject.toml").read_text()
     needed, extras = text.split("[project.optional-dependencies]")
     for module, (requirement, _) in main.PACKAGES.items():
         assert f'"{requirement}"' in (needed if module in main.REQUIRED else extras)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import cv2
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import REPO
+from conftest import REPO, run_python
 
 from vitdense.runtime import (
     BLOCK,
@@ -40,7 +38,7 @@ assert "numpy" in sys.modules and runtime.Program
 
 def test_runtime_imports_only_numpy(tmp_path):
     shutil.copy(REPO / "vitdense/runtime.py", tmp_path)
-    subprocess.run([sys.executable, "-c", ALONE, tmp_path], check=True, timeout=60)
+    run_python(ALONE, tmp_path)
 
 
 @pytest.mark.parametrize("size", [(37, 53), (90, 31), (50, 70)])

@@ -1,21 +1,12 @@
 """What a start imports: seconds of CPU that a user waits for."""
 
-import subprocess
-import sys
-
 import pytest
-from conftest import REPO
+from conftest import run_python
 
 from vitdense import seams
 from vitdense.__main__ import COMMANDS
 
 HEAVY = ("torch", "torchvision", "timm", "mmengine", "mmcv", "mmdet", "mmseg", "cv2", "PIL", "pycocotools")
-
-
-def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_a_backbone_without_timm_and_the_compiler():
@@ -24,7 +15,7 @@ import sys, vitdense
 vitdense.create("swin_tiny")
 print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.modules})
 """
-    assert run(code) == "set()\n"
+    assert run_python(code).stdout == "set()\n"
 
 
 @pytest.mark.long
@@ -42,7 +33,7 @@ assert MODELS.get("vitdense.Swin") is vitdense.Swin
 assert DATASETS.get("vitdense.{data}")
 print([name for name in ({other!r}, "timm") if name in sys.modules])
 """
-    assert run(code).splitlines()[-1] == "[]"
+    assert run_python(code).stdout.splitlines()[-1] == "[]"
 
 
 def test_help_and_an_unknown_option_import_no_package_that_takes_seconds():
@@ -57,4 +48,4 @@ for command in {[*COMMANDS, *seams.merged("commands")]}:
             assert end.code == status, command
     assert not {{*{HEAVY}}} & {{*sys.modules}}, command
 """
-    run(code)
+    run_python(code)

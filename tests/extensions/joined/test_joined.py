@@ -4,14 +4,13 @@ import copy
 import json
 import re
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 
 import numpy as np
 import onnx
 import pytest
 import torch
+from conftest import run_python
 from PIL import Image
 
 import vitdense
@@ -242,7 +241,6 @@ import numpy as np, joined
 found = joined.Joined({str(path)!r}, threads=1)(np.load("photo.npy"))
 print(len(found["detector"].boxes), found["segmentor"].semantic.shape, len(found["panoptic"].segments))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    found = of_file.Joined(path, threads=1)(photos[0])
-    assert done.stdout.split()[0] == str(len(found["detector"].boxes)) != "0"
-    assert "(96, 128)" in done.stdout
+    printed, found = run_python(code, folder=tmp_path).stdout, of_file.Joined(path, threads=1)(photos[0])
+    assert printed.split()[0] == str(len(found["detector"].boxes)) != "0"
+    assert "(96, 128)" in printed

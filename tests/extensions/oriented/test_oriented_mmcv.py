@@ -2,12 +2,10 @@
 
 import importlib
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import REPO
+from conftest import run_python
 from torch.autograd import gradcheck
 
 from vitdense.extensions.oriented import EXTENSION, ops
@@ -38,9 +36,7 @@ assert "vitdense.extensions.oriented.stand_in" not in sys.modules
 box = torch.tensor([[5.0, 5, 4, 2, 0.3]])
 print(mmcv.ops.box_iou_rotated(box, box).item())
 """
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=REPO, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.splitlines()[-1]) == pytest.approx(1)
+    assert float(run_python(code).stdout.splitlines()[-1]) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("mode", ["iou", "iof"])

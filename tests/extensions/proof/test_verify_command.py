@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from argparse import Namespace
 from functools import cache
 
@@ -11,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from conftest import run_python
 from linear_vit import make, save_random
 
 from graph_faults import set_attribute, set_entry, set_half, set_value
@@ -219,10 +218,7 @@ def test_two_copied_files_need_neither_torch_nor_the_package(program, tmp_path):
         "import sys, runpy; sys.modules.update(dict.fromkeys(['torch', 'vitdense', 'mmengine']))\n"
         "sys.argv = sys.argv[1:]; sys.path.insert(0, '.'); runpy.run_path('verify.py', run_name='__main__')"
     )
-    command = [sys.executable, "-c", code, "verify.py", str(program)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert ": same: " in done.stdout
+    assert ": same: " in run_python(code, "verify.py", program, folder=tmp_path).stdout
 
 
 def test_the_command_without_mm():
@@ -230,9 +226,7 @@ def test_the_command_without_mm():
         "import sys; sys.modules.update(dict.fromkeys(['mmengine', 'torch']));"
         "from vitdense.__main__ import main; sys.exit(main(['verify', 'no.onnx']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no.onnx: got no program")
+    assert run_python(code, status=2).stderr.startswith("error: no.onnx: got no program")
 
 
 def test_objects_are_in_the_pixels_of_a_photo_that_is_resized(tmp_path):
