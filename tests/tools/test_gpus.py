@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from test_processes import losses, torchrun
-from test_tools import OF_SEGMENTORS, REPO, SHRINK
+from test_tools import shrunk
 
 pytestmark = [
     pytest.mark.long,
@@ -17,8 +17,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpus")
-    base, root = str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), f"{folder}/shapes/"
-    (folder / "small.py").write_text(SHRINK.format(base=base, root=root, best="mIoU") + OF_SEGMENTORS)
+    (folder / "small.py").write_text(shrunk("upernet_swin_nano_shapes", folder))
     return folder / "small.py"
 
 

@@ -12,20 +12,16 @@ import pytest
 import torch
 from commands import run_command
 from conftest import REPO, made_once, run_ranks
-from test_tools import OF_DETECTORS, OF_SEGMENTORS, SHRINK, environment, tool
+from test_tools import environment, printed_by, shrunk, tool
 
 from vitdense.mm.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 
-def torchrun(name, *args, status=0, processes=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run(
-        [*command, f"tools/{name}.py", *map(str, args)], capture_output=True, text=True, cwd=REPO, env=environment()
-    )
-    assert bool(done.returncode) == bool(status), done.stdout + done.stderr
-    return done.stdout + done.stderr
+def torchrun(name, *args):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return printed_by(*launch, f"tools/{name}.py", *args)
 
 
 def _command(rank, folder, port, words):
@@ -48,11 +44,8 @@ def commands_in_two(folder, port, *words):
 
 def train_in_two(folder):
     """A small segmentor, with an average of its weights. torchrun is understood without --launcher."""
-    base, root = str(REPO / "configs/demo/upernet_swin_nano_shapes.py"), f"{folder}/shapes/"
-    shrunk = SHRINK.format(base=base, root=root, best="mIoU")
-    (folder / "small.py").write_text(
-        f"{shrunk}{OF_SEGMENTORS}default_hooks.update(ema=dict(type='EMAHook'), curves=None)\n"
-    )
+    hooks = "default_hooks.update(ema=dict(type='EMAHook'), curves=None)\n"
+    (folder / "small.py").write_text(shrunk("upernet_swin_nano_shapes", folder) + hooks)
     printed = torchrun("train", folder / "small.py", "--work-dir", folder / "two")
     assert ("SyncBN needs GPUs" in printed) == (not torch.cuda.is_available())
     assert len(re.findall(r"Iter\(train\) \[6/6\]", printed)) == 1  # one training, not two
@@ -89,17 +82,14 @@ def same(got, want):
 @pytest.mark.slow
 def test_one_process_resumes_after_two(tmp_path):
     """With the same images a step: the losses equal those with two. Batch norms would have statistics of a process."""
-    shrunk = SHRINK.format(
-        base=str(REPO / "configs/demo/atss_swin_nano_shapes.py"), root=f"{tmp_path}/shapes/", best="coco/bbox_mAP"
-    )
     fixed = "model.update(backbone=dict(drop_path_rate=0.0), neck=dict(norm_cfg=None))\n"
-    (tmp_path / "small.py").write_text(shrunk + OF_DETECTORS + fixed)
+    (tmp_path / "small.py").write_text(shrunk("atss_swin_nano_shapes", tmp_path) + fixed)
     torchrun("train", tmp_path / "small.py", "--work-dir", tmp_path / "two")
     options = ["--resume", tmp_path / "two/iter_3.pth", "--batch-size", "4"]
     tool("train", tmp_path / "small.py", "--work-dir", tmp_path / "one", *options)
     want, got = (losses(tmp_path / name)[-3:] for name in ("two", "one"))
     assert got == pytest.approx(want, rel=1e-5)
-    printed = tool("train", tmp_path / "small.py", "--work-dir", tmp_path / "less", *options[:2]).stdout
+    printed = tool("train", tmp_path / "small.py", "--work-dir", tmp_path / "less", *options[:2])
     assert "images per step, of all processes: 2, in the checkpoint 4" in printed
 
 

@@ -43,16 +43,22 @@ model.update(data_preprocessor=dict(size=(96, 96)))
 """
 
 
-def tool(name, *args):
-    done = subprocess.run(
-        [sys.executable, str(REPO / "tools" / f"{name}.py"), *map(str, args)],
-        capture_output=True,
-        text=True,
-        cwd=REPO,
-        env=environment(),
-    )
+def shrunk(name, folder):
+    best, more = ("mIoU", OF_SEGMENTORS) if "upernet" in name else ("coco/bbox_mAP", OF_DETECTORS)
+    base, root = str(REPO / f"configs/demo/{name}.py"), f"{folder}/shapes/"
+    return SHRINK.format(base=base, root=root, best=best) + more
+
+
+def printed_by(*words):
+    """What Python prints that succeeds with these words."""
+    command = [sys.executable, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    return done.stdout + done.stderr
+
+
+def tool(name, *args):
+    return printed_by(f"tools/{name}.py", *args)
 
 
 @pytest.fixture
@@ -88,19 +94,15 @@ def test_a_metric_without_a_value_is_null(tool_here, tmp_path, monkeypatch):
 def tiny(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     config = folder / "tiny.py"
-    shrunk = SHRINK.format(base=str(REPO / CONFIG), root=f"{folder}/shapes/", best="coco/bbox_mAP")
-    config.write_text(shrunk + OF_DETECTORS)
+    config.write_text(shrunk("cascade_swin_nano_shapes", folder))
     return config
 
 
 @pytest.fixture(scope="module")
 def trained(tiny) -> Path:
-    done = tool("train", tiny, "--work-dir", tiny.parent / "whole", *watched("tensorboard"))
-    assert "eta:" in done.stdout + done.stderr
-    assert "mmcv ops in use: " in done.stdout + done.stderr
-    assert "coco/bbox_mAP:" in done.stdout + done.stderr
-    config = tiny.parent / "whole/tiny.py"
-    last = (done.stdout + done.stderr).splitlines()[-2:]
+    printed = tool("train", tiny, "--work-dir", tiny.parent / "whole", *watched("tensorboard"))
+    assert all(words in printed for words in ("eta:", "mmcv ops in use: ", "coco/bbox_mAP:"))
+    config, last = tiny.parent / "whole/tiny.py", printed.splitlines()[-2:]
     assert last[0].endswith(f" {config} {config.parent}")
     assert last[1].endswith(f" {config} {config.parent} IMAGES")
     assert config.is_file()
@@ -143,8 +145,7 @@ def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     _, alive = psutil.wait_procs(workers, timeout=30)  # torch looks every five seconds
     assert [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE] == []
     assert not (folder / "iter_6.pth").exists()
-    done = tool("train", tiny, "--work-dir", folder, "--resume")
-    assert "resumed epoch: 0, iter: 3" in done.stdout + done.stderr
+    assert "resumed epoch: 0, iter: 3" in tool("train", tiny, "--work-dir", folder, "--resume")
     assert_same_weights_and_log(trained, folder)
 
 
@@ -155,16 +156,6 @@ def test_tensorboard_has_losses_metrics_and_pictures(trained):
     assert [event.step for event in log.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in log.Scalars("coco/segm_mAP")] == [6]
     assert log.Tags()["images"] == ["val_img"]
-
-
-def test_test_reports_zero_ap_without_detections(tiny, trained, tool_here):
-    out = tiny.parent / "metrics.json"
-    options = ["--cfg-options", "model.test_cfg.rcnn.score_thr=1.1"]
-    status, printed = tool_here("test", tiny, trained, "--work-dir", tiny.parent / "test", "--out", out, *options)
-    assert status == 0
-    assert json.loads(out.read_text())["coco/bbox_mAP"] == 0.0
-    assert "coco/segm_mAP" in printed.out
-    assert "no box was predicted" in printed.out + printed.err
 
 
 def test_the_printed_config_is_the_one_that_runs(tiny, trained, tool_here, tmp_path):
@@ -190,10 +181,11 @@ def test_the_printed_config_is_the_one_that_runs(tiny, trained, tool_here, tmp_p
 def test_a_work_folder_is_tested_without_changing_it(tiny, trained, tool_here):
     config = (trained / "tiny.py").read_text()
     before = sorted(trained.iterdir())
-    status, printed = tool_here("test", trained, "--cfg-options", "model.test_cfg.rcnn.max_per_img=7")
+    status, printed = tool_here("test", trained, "--cfg-options", "model.test_cfg.rcnn.score_thr=1.1")
     assert status == 0
     assert "coco/segm_mAP" in printed.out
-    assert "model.test_cfg.rcnn.max_per_img: 7, in the checkpoint 100" in printed.out + printed.err
+    for line in ("model.test_cfg.rcnn.score_thr: 1.1, in the checkpoint 0.05", "no box was predicted"):
+        assert line in printed.out + printed.err
     assert (trained / "tiny.py").read_text() == config
     assert sorted(trained.iterdir()) == sorted([*before, trained / "test"])
     image = tiny.parent / "shapes/val/000001.jpg"
@@ -203,8 +195,7 @@ def test_a_work_folder_is_tested_without_changing_it(tiny, trained, tool_here):
     status, printed = tool_here("predict", trained, named, image, "--out-dir", tiny.parent / "named")
     assert (status, [path.name for path in (tiny.parent / "named").glob("*.jpg")]) == (0, ["000001.jpg"])
     status, printed = tool_here("predict", tiny, image)
-    assert status == 2
-    assert "checkpoint" in printed.err
+    assert (status, "alone, no published model; expected a checkpoint" in printed.err) == (2, True)
 
 
 def test_export_of_the_maps_of_a_detector(tiny, trained, tool_here):
@@ -242,25 +233,12 @@ def test_predict_with_a_published_model_takes_several_images(tiny, trained, tool
     assert all((out / image.name).is_file() for image in images)
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["train", "{tiny}", "--cfg-options", "model.roi_head.mask_head.num_classes=7"], "num_classes: got 7"),
-        (["train", "configs/cascade_swin_t_coco.py", "--cfg-options", "data_root=/nowhere"], "/nowhere/annotations"),
-        (["test", "{tiny}", "nothing.pth"], "nothing.pth"),
-        (["test", "{tiny}", "{trained}", "--tta"], "--tta: "),
-        (["predict", "{tiny}", "one.jpg", "two.jpg"], "alone, no published model"),
-        (["test", "configs/nothing.py", "x.pth"], "nothing.py"),
-    ],
-)
-def test_user_errors_are_one_message(tiny, trained, tool_here, command, message):
-    name, *args = [part.format(tiny=tiny, trained=trained) for part in command]
-    out = "--out-dir" if name == "predict" else "--work-dir"
-    status, printed = tool_here(name, *args, out, tiny.parent / "wrong")
+def test_a_folder_of_data_that_does_not_exist_is_one_message(tool_here, tmp_path):
+    options = ["--work-dir", tmp_path / "wrong", "--cfg-options", "data_root=/nowhere"]
+    status, printed = tool_here("train", "configs/cascade_swin_t_coco.py", *options)
     last = printed.err.strip().splitlines()[-1]
     assert (status, last[:7]) == (2, "error: ")
-    assert message in last
-    assert "Traceback" not in printed.err
+    assert "/nowhere/annotations" in last
 
 
 def test_flops_prints_a_table_or_json(tool_here):
@@ -275,16 +253,14 @@ def test_flops_prints_a_table_or_json(tool_here):
 @pytest.fixture(scope="module")
 def segmentor(tiny) -> Path:
     config = tiny.parent / "segmentor.py"
-    base = str(REPO / "configs/demo/upernet_swin_nano_shapes.py")
-    config.write_text(SHRINK.format(base=base, root=f"{tiny.parent}/shapes/", best="mIoU") + OF_SEGMENTORS)
+    config.write_text(shrunk("upernet_swin_nano_shapes", tiny.parent))
     return config
 
 
 @pytest.fixture(scope="module")
 def trained_segmentor(segmentor) -> Path:
     folder = segmentor.parent / "segmentor"
-    done = tool("train", segmentor, "--work-dir", folder, *watched("wandb"))
-    assert "mIoU:" in done.stdout + done.stderr
+    assert "mIoU:" in tool("train", segmentor, "--work-dir", folder, *watched("wandb"))
     return folder
 
 
@@ -305,6 +281,6 @@ def test_segmentor_with_test_time_augmentation_and_sliding_windows(segmentor, tr
     command = ["test", segmentor, trained_segmentor, "--work-dir", segmentor.parent / "tested", "--out", out]
     found = {}
     for name, more in {"whole": [], "tta": ["--tta"], "windows": ["--tta", *options]}.items():
-        assert "mIoU" in tool(*command, *more).stdout
+        assert "mIoU" in tool(*command, *more)
         found[name] = tuple(json.loads(out.read_text()).values())
     assert len(set(found.values())) == 3, found  # every option changes the result
