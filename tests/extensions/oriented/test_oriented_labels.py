@@ -17,7 +17,6 @@ from vitdense.extensions.oriented.labels import corner_faults, quadrilateral, wi
 from vitdense.mm.checks import dry_step
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.data import coco
 from vitdense.mm.errors import ConfigError
 
 TURNED = [20.0, 10.0, 50.0, 40.0, 44.0, 48.0, 14.0, 18.0]  # 50 x 10 at 45 degrees, nearly
@@ -85,14 +84,6 @@ def test_faults(changes, what):
 
 def test_sound_corners():
     assert said(annotation(), annotation(segmentation=[SQUARE]), annotation(segmentation=[TURNED[::-1]])) == ""
-
-
-def test_recipes_of_straight_boxes_warn_of_turned_data():
-    found = [fault for fault in coco.examine(content(annotation())).faults if "four corners" in str(fault)]
-    assert [fault.grave for fault in found] == [False]
-    assert "--oriented" in str(found[0])
-    straight = coco.examine(content(annotation(segmentation=[SQUARE], bbox=[10, 10, 10, 10], area=100.0))).faults
-    assert not any("four corners" in str(fault) for fault in straight)
 
 
 def write_dota(root, **lines):
