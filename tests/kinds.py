@@ -400,18 +400,13 @@ def logged(patch):
 
 def base_configs() -> dict:
     found = {}
+    metrics = {kind: dict(type="vitdense.CocoMetric", metric="bbox") for kind in ("coco", "yolo", "voc_folder")}
+    metrics["voc"] = dict(type="VOCMetric", metric="mAP", eval_mode="11points")
     for kind, name in BASES.items():
         found[kind] = load_config(name)
         for head in nodes(found[kind].model):  # as in the file
             for key in ("num_things_classes", "num_stuff_classes"):
                 head.pop(key, None)
-        coco = dict(type="vitdense.CocoMetric", metric="bbox")
-        metrics = {
-            "coco": coco,
-            "yolo": coco,
-            "voc_folder": coco,
-            "voc": dict(type="VOCMetric", metric="mAP", eval_mode="11points"),
-        }
         if kind in metrics:
             found[kind].val_evaluator = found[kind].test_evaluator = metrics[kind]
     return found

@@ -12,11 +12,10 @@ import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from conftest import REPO
-from PIL import Image
+from kinds import Maps
 
 import vitdense
 
@@ -24,11 +23,7 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 MOST = 4.5e6  # bytes of the wheel, 2.8e6 of them weights of shapes_nano
 PLACES = {"configs": "vitdense/.mim/configs/configs", "tools": "vitdense/.mim/tools", "vitdense": "vitdense"}
-# A segmentor of small images, whose classes are the values 0 and 1 of the label maps.
-NEW = (
-    "new segmentation --images images --labels labels --val-images images --val-labels labels --image-suffix .png "
-    "--label-suffix .png --classes ground,square --base upernet_swin_nano_shapes --iters 2 mine.py"
-)
+NEW = ("--base", "upernet_swin_nano_shapes", "--iters", "2", "mine.py")
 CHAIN = (
     "train mine.py --batch-size 2",
     "test work_dirs/mine",
@@ -109,16 +104,9 @@ def test_the_wheel_is_enough_in_an_empty_folder(built, tmp_path):
     run([sys.executable, *install], tmp_path, PYTHONPATH="")
     scheme = sysconfig.get_path("purelib", "venv", {"base": home, "platbase": home})
     Path(scheme, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")  # after pip, which would see this one
-    work.mkdir()
-    draw = np.random.default_rng(0)
-    for folder in ("images", "labels"):
-        (work / folder).mkdir()
-    for i in range(4):
-        pixels, labels = draw.integers(0, 99, (64, 64, 3), dtype=np.uint8), np.zeros((64, 64), np.uint8)
-        pixels[8 : 24 + 8 * i, 8:40], labels[8 : 24 + 8 * i, 8:40] = 255, 1
-        Image.fromarray(pixels).save(work / f"images/{i}.png")
-        Image.fromarray(labels).save(work / f"labels/{i}.png")
-    assert "vitdense train mine.py" in run([home / "bin/vitdense", *NEW.split()], work, PYTHONPATH="")
+    data = Maps()
+    data.write(work)
+    assert "vitdense train mine.py" in run([home / "bin/vitdense", "new", *data.command(), *NEW], work, PYTHONPATH="")
     assert '_base_ = "vitdense::configs/demo/upernet_swin_nano_shapes.py"' in (work / "mine.py").read_text()
     printed = run([home / "bin/python", "-c", RUN], work, PYTHONPATH="")
     where, version, *_ = printed.split()
