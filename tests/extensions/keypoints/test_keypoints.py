@@ -80,12 +80,16 @@ def test_points_move_with_the_image():
         one.rotate((100, 200), 30)
 
 
-def dataset(root, pipeline, **options):
+def of_file(folder, file, **more):
+    """The options of a data set."""
+    paths = {"data_root": str(folder), "ann_file": file, "data_prefix": {"img": ""}}
+    return {"type": "vitdense.KeypointDataset", **paths, "pipeline": [], **more}
+
+
+def dataset(root, pipeline):
     init_default_scope("mmdet")
-    paths = {"ann_file": "annotations/keypoints_train.json", "data_prefix": {"img": "train/"}}
-    return DATASETS.build(
-        {"type": "vitdense.KeypointDataset", "data_root": str(root), **paths, "pipeline": pipeline, **options}
-    )
+    file, prefix = "annotations/keypoints_train.json", {"img": "train/"}
+    return DATASETS.build(of_file(root, file, data_prefix=prefix, pipeline=pipeline))
 
 
 LOAD = [{"type": "LoadImageFromFile"}, {"type": "vitdense.LoadKeypoints"}]
@@ -224,18 +228,15 @@ def test_stated_pairs_come_before_names(stated, tmp_path):
         ("a", {"keypoints": turned}, [0, 2, 1]),
         ("b", {"keypoints": turned, "flip_pairs": [[0, 2]]}, [2, 1, 0]),
     ):
-        dataset = {"type": "vitdense.KeypointDataset", "data_root": str(tmp_path), "ann_file": f"{file}.json"}
-        dataset |= {"metainfo": {"classes": ("pose",), **about}, "data_prefix": {"img": ""}}
-        (one,) = DATASETS.build({**dataset, "pipeline": []})[0]["instances"]
+        dataset = of_file(tmp_path, f"{file}.json", metainfo={"classes": ("pose",), **about})
+        (one,) = DATASETS.build(dataset)[0]["instances"]
         assert one["mask"]["mirrored"] == mirrored
         cfg = Config({"train_dataloader": {"dataset": dataset}})
         follow_points(cfg, CATEGORY["keypoints"])  # of a checkpoint
-        names = about.get("keypoints", CATEGORY["keypoints"])
-        (one,) = DATASETS.build({**cfg.train_dataloader.dataset, "pipeline": []})[0]["instances"]
-        pairs = {(names[i], names[other]) for i, other in enumerate(mirrored)}
-        assert {
-            (CATEGORY["keypoints"][i], CATEGORY["keypoints"][k]) for i, k in enumerate(one["mask"]["mirrored"])
-        } == pairs
+        (one,) = DATASETS.build(cfg.train_dataloader.dataset)[0]["instances"]
+        got, want = CATEGORY["keypoints"], about.get("keypoints", CATEGORY["keypoints"])
+        pairs = {(want[i], want[other]) for i, other in enumerate(mirrored)}
+        assert {(got[i], got[other]) for i, other in enumerate(one["mask"]["mirrored"])} == pairs
 
 
 def test_keypoints_without_a_partner_are_said(root):
@@ -278,19 +279,15 @@ def test_keypoints_match_by_name(tmp_path, change):
     for name, made in (("a", plain), ("b", in_another_order(plain, change))):
         (tmp_path / f"{name}.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
     init_default_scope("mmdet")
-    loaders = {
-        split: {"dataset": {"type": "vitdense.KeypointDataset", "data_root": str(tmp_path), "ann_file": f"{name}.json"}}
-        for split, name in (("train", "a"), ("val", "b"))
-    }
-    cfg = Config({f"{split}_dataloader": loader for split, loader in loaders.items()})
+    files = {"train_dataloader": "a.json", "val_dataloader": "b.json"}
+    cfg = Config({loader: {"dataset": of_file(tmp_path, file)} for loader, file in files.items()})
     follow_points(cfg)
     assert "metainfo" not in cfg.train_dataloader.dataset
-    options = {"data_prefix": {"img": ""}, "pipeline": []}
-    first, other = (DATASETS.build({**cfg[f"{split}_dataloader"].dataset, **options}) for split in loaders)
+    first, other = (DATASETS.build(cfg[loader].dataset) for loader in files)
     assert first.metainfo == other.metainfo
     assert [one["mask"] for one in first[0]["instances"]] == [one["mask"] for one in other[0]["instances"]]
     follow_points(cfg, [about["keypoints"][i] for i in ORDER])  # of a checkpoint
-    turned = DATASETS.build({**cfg.train_dataloader.dataset, **options})
+    turned = DATASETS.build(cfg.train_dataloader.dataset)
     assert turned.metainfo["sigmas"] == (0.3, 0.1, 0.2)
     assert turned.metainfo["skeleton"] == ((1, 2),)
     assert turned[0]["instances"][0]["mask"] == {"points": [0, 0, 0, 10, 20, 2, 30, 40, 1], "mirrored": [2, 1, 0]}
@@ -307,21 +304,13 @@ def test_keypoints_match_by_name(tmp_path, change):
 def test_predictions_have_the_order_of_the_file(tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(in_another_order(content(RIGHT, flip_idx=[1, 0, 2]))))
     names, points = CATEGORY["keypoints"], np.float32([[[1, 2, 0.9], [3, 4, 0.8], [5, 6, 0.7]]])
+    result = Result(np.float32([[0, 0, 9, 9]]), np.float32([0.9]), np.array([0]), keypoints=points, names=["pose"])
+    result.image = np.zeros((9, 9, 3), np.uint8)
     for order, file in (([0, 1, 2], None), (ORDER, "b.json")):
         dataset = {"data_root": str(tmp_path), "ann_file": file} if file else {}
         meta = {"keypoints": names, "category_ids": [3], "flip_pairs": ((0, 2),)}
         made = CocoPredictions(["pose"], dataset, meta=meta)
-        made.add(
-            tmp_path / "x.png",
-            Result(
-                image=np.zeros((9, 9, 3), np.uint8),
-                names=["pose"],
-                boxes=np.float32([[0, 0, 9, 9]]),
-                scores=np.float32([0.9]),
-                labels=np.array([0]),
-                keypoints=points,
-            ),
-        )
+        made.add(tmp_path / "x.png", result)
         made.write(tmp_path / "found.json", as_dataset=True)
         found = json.loads((tmp_path / "found.json").read_text())
         assert found["categories"][0]["keypoints"] == [names[i] for i in order]
@@ -355,9 +344,8 @@ def test_checks_of_a_config(root):
     cfg.model.bbox_head.num_keypoints = 17
     cfg.val_dataloader.dataset.metainfo = {"sigmas": [], "classes": ("figure",)}
     found = [str(fault) for fault in data_sets(cfg, ["val"])[0].faults(True, ())]
-    assert [any(word in one for one in found) for word in ("num_keypoints is 17", "a sigma for each of 11")] == [
-        True
-    ] * 2
+    for words in ("num_keypoints is 17", "a sigma for each of 11"):
+        assert any(words in one for one in found)
     cfg.val_dataloader.dataset.metainfo["sigmas"] = [0.1]
     with pytest.raises(ConfigError, match="metainfo: sigmas: got 1 items"):
         list(data_sets(cfg, ["val"])[0].faults(True, ()))
