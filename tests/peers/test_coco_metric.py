@@ -108,6 +108,19 @@ def detections(rng, content):
     return found
 
 
+def scored(file, rows, kind):
+    with contextlib.redirect_stdout(io.StringIO()):
+        truth = COCO(str(file))
+        evaluation = COCOeval(truth, truth.loadRes(rows), kind)
+        evaluation.params.iouThrs = THRESHOLDS
+        if kind == "keypoints":
+            evaluation.params.kpt_oks_sigmas = SIGMAS
+        else:
+            evaluation.params.maxDets = [100, 300, 1000]
+        evaluation.evaluate(), evaluation.accumulate(), evaluation.summarize()
+    return evaluation
+
+
 def of_pycocotools(content, found, kind, folder):
     """Precision and recall [..., K in the order of `NAMES`, ...], and the numbers of its summary."""
     ids = {one["name"]: one["id"] for one in content["categories"]}
@@ -118,17 +131,7 @@ def of_pycocotools(content, found, kind, folder):
             place["keypoints"] = {"keypoints": own.ravel().tolist()}
             rows.append({"image_id": key, "category_id": ids[NAMES[label]], "score": score, **place[kind]})
     (folder / "truth.json").write_text(json.dumps(content))
-    with contextlib.redirect_stdout(io.StringIO()):
-        truth = COCO(str(folder / "truth.json"))
-        evaluation = COCOeval(truth, truth.loadRes(rows), kind)
-        evaluation.params.iouThrs = THRESHOLDS
-        if kind == "keypoints":
-            evaluation.params.kpt_oks_sigmas = SIGMAS
-        else:
-            evaluation.params.maxDets = [100, 300, 1000]
-        evaluation.evaluate()
-        evaluation.accumulate()
-        evaluation.summarize()
+    evaluation = scored(folder / "truth.json", rows, kind)
     order = [evaluation.params.catIds.index(ids[name]) for name in NAMES]
     return evaluation.eval["precision"][:, :, order], evaluation.eval["recall"][:, order], evaluation.stats
 
@@ -223,9 +226,4 @@ def test_files_of_results_have_the_values_of_the_metric(kind, tmp_path):
         rows = json.loads((tmp_path / f"found.{kind}.json").read_text())
         for row in rows if kind == "segm" else ():
             del row["bbox"]  # as mmdet does: COCO would take the area of the box for the mask's
-        with contextlib.redirect_stdout(io.StringIO()):
-            truth = COCO(str(tmp_path / "truth.json"))
-            evaluation = COCOeval(truth, truth.loadRes(rows), kind)
-            evaluation.params.iouThrs, evaluation.params.maxDets = THRESHOLDS, [100, 300, 1000]
-            evaluation.evaluate(), evaluation.accumulate(), evaluation.summarize()
-        np.testing.assert_array_equal(evaluation.stats, stats)
+        np.testing.assert_array_equal(scored(tmp_path / "truth.json", rows, kind).stats, stats)
