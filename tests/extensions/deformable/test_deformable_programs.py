@@ -24,7 +24,6 @@ def kinds(path):
 
 
 def built(name):
-    torch.manual_seed(0)
     model = build_model(load_config(f"{name}_swin_nano_shapes")).eval()
     if name == "dino":
         nn.init.normal_(model.level_embed)  # until its weights are initialised, mmdet leaves it as memory was

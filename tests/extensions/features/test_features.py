@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import forget
+from linear_vit import HEAD
 from mmdet.models import DetDataPreprocessor
 from mmdet.structures import DetDataSample
 from mmengine.dataset import pseudo_collate
@@ -40,13 +41,6 @@ from vitdense.mm.train import launch
 
 IMAGES, VAL = 8, 4
 VIT = {"embed_dims": 32, "depth": 2, "num_heads": 2}
-LINEAR = dict(
-    type="vitdense.LinearHead",
-    in_channels=32,
-    num_classes=9,
-    align_corners=False,
-    loss_decode=dict(type="CrossEntropyLoss"),
-)
 
 
 @HOOKS.register_module()
@@ -77,7 +71,7 @@ def train(data, tmp_path):
         cfg = load_config("upernet_swin_nano_shapes", given, str(tmp_path / name))
         trunk = dict(type="vitdense.ViT", arch=VIT, out_indices=(1,), out_norm="final", frozen_stages="all")
         cfg.model.data_preprocessor.size = (64, 64)
-        cfg.model = dict(cfg.model, backbone=trunk, decode_head=LINEAR, auxiliary_head=None)
+        cfg.model = dict(cfg.model, backbone=trunk, decode_head=dict(HEAD, in_channels=32), auxiliary_head=None)
         for split in ("train", "val", "test"):
             loader = cfg[f"{split}_dataloader"]
             loader.update(num_workers=0, persistent_workers=False, batch_size=2)

@@ -37,10 +37,8 @@ class Drawn:
         else:
             objects = BitmapMasks(masks, HEIGHT, WIDTH)
             sample |= {"gt_bboxes": objects.get_bboxes(HorizontalBoxes), "gt_ignore_flags": np.zeros(3, bool)}
-            sample |= {
-                "gt_bboxes_labels": np.array([0, 1, 0]),
-                **({"gt_masks": objects} if self.kind == "masks" else {}),
-            }
+            sample |= {"gt_bboxes_labels": np.array([0, 1, 0])}
+            sample |= {"gt_masks": objects} if self.kind == "masks" else {}
         found = self.pipeline(sample)
         return self[(index + 1) % len(self)] if found is None else found
 

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from vitdense.extensions.photos.preprocessing import of_photos
 from vitdense.runtime import ENGINES, Program, fitted
 
 ABOUT = {
@@ -33,8 +34,6 @@ def program(nodes, outputs, about, dtype=onnx.TensorProto.FLOAT):
 
 
 def both(model, about, tmp_path):
-    from vitdense.extensions.photos.preprocessing import of_photos
-
     onnx.save(model, tmp_path / "images.onnx")
     onnx.save(of_photos(model, about), tmp_path / "photos.onnx")
     return [Program(tmp_path / name, threads=1) for name in ("images.onnx", "photos.onnx")]
@@ -66,8 +65,6 @@ def test_a_segmentor_of_photos_returns_classes(rule, more, tmp_path):
 @pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])
 def test_pixels_are_opencvs_to_the_bit(engine, tmp_path):
     """Equal bits; in OpenVINO, which has no float64, almost all."""
-    from vitdense.extensions.photos.preprocessing import of_photos
-
     rng = np.random.default_rng(0)
     for h, w, height, width in (
         (61, 83, 90, 70),
@@ -152,8 +149,6 @@ def test_segments_are_in_pixels_of_the_photo(tmp_path):
 
 
 def test_sizes_match_the_runtime_and_other_outputs_are_kept():
-    from vitdense.extensions.photos.preprocessing import of_photos
-
     rule = {"scale": [133, 80], "keep_ratio": True}
     about = ABOUT | {"resize": rule}
     nodes = [onnx.helper.make_node("Identity", ["image"], ["classes"])]

@@ -95,7 +95,6 @@ def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
 )
 def test_pictures_of_signed_weights_say_so(arch, signed):
     """CaiT mixes heads after the softmax: weights of either sign. Their size is drawn."""
-    torch.manual_seed(0)
     model = vitdense.create(arch, out_indices=(0,))
     layer, query = show.attention_layers(model)["blocks.0.attn"], (0.3, 0.7)
     pixels, image = np.zeros((48, 64, 3), np.uint8), torch.randn(1, 3, 48, 64)
