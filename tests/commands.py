@@ -4,7 +4,9 @@ import contextlib
 import gc
 import io
 import os
+import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -46,6 +48,15 @@ def run_command(words: list[str]) -> tuple[int | None, str]:
             sys.argv = argv
             gc.enable()
     return status, out.getvalue()
+
+
+def succeed(words: list) -> str:
+    """Run `vitdense WORDS`, which must succeed; return what it printed."""
+    words = [*map(str, words)]
+    status, printed = run_command(words)
+    said = "\n".join(re.findall(r"(?m)^(?:error:|.*WARNING).*", printed)) or printed[-3000:]
+    assert status == 0, f"vitdense {shlex.join(words)}: {said}"
+    return printed
 
 
 def environment() -> dict[str, str]:

@@ -17,8 +17,9 @@ import pytest
 import tifffile
 import timm
 import torch
-from commands import run_command
+from commands import run_command, succeed
 from conftest import RECIPES, REPO
+from kinds import VocFolder, Yolo
 from mmdet.datasets import CocoDataset, CocoPanopticDataset
 from mmengine.config import Config
 from mmengine.registry import DATASETS
@@ -139,11 +140,10 @@ def small_data(tmp_path_factory):
     link(segments, "streets/segments")
     meta = CocoPanopticDataset.METAINFO
     stuff = [name for name in meta["classes"] if name not in meta["thing_classes"]]
-    boxes = json.loads(instances.read_text())["annotations"]
     for split, long in (("train", "training"), ("val", "validation")):
-        coco, ade, birds = "data/coco", "data/ade/ADEChallengeData2016", f"birds/labels/{split}"
+        coco, ade = "data/coco", "data/ade/ADEChallengeData2016"
         link(images, f"{coco}/{split}2017", f"data/camvid/images/{split}", f"{ade}/images/{long}")
-        link(images, f"streets/images/{split}", f"birds/images/{split}")
+        link(images, f"streets/images/{split}")
         annotations(instances, root / f"{coco}/annotations/instances_{split}2017.json", CocoDataset.METAINFO["classes"])
         annotations(panoptic, root / f"{coco}/annotations/panoptic_{split}2017.json", meta["thing_classes"], stuff)
         link(segments, f"{coco}/annotations/panoptic_{split}2017")
@@ -159,25 +159,8 @@ def small_data(tmp_path_factory):
             tifffile.imwrite(
                 root / f"fields/images/{split}/{path.stem}.tif", bands, planarconfig="contig", photometric="minisblack"
             )
-        (root / birds).mkdir(parents=True)
-        for path in images.iterdir():
-            found = (one["bbox"] for one in boxes if one["image_id"] == int(path.stem) and not one["iscrowd"])
-            lines = (
-                f"{i % 2} {(x + w / 2) / 96} {(y + h / 2) / 72} {w / 96} {h / 72}\n"
-                for i, (x, y, w, h) in enumerate(found)
-            )
-            (root / birds / f"{path.stem}.txt").write_text("".join(lines))
-    link(images, "VOCdevkit/VOC2012/JPEGImages")
-    for folder in ("Annotations", "ImageSets/Main"):
-        (root / "VOCdevkit/VOC2012" / folder).mkdir(parents=True)
-    for split in ("train", "val"):
-        names = "".join(f"{path.stem}\n" for path in images.iterdir())
-        (root / f"VOCdevkit/VOC2012/ImageSets/Main/{split}.txt").write_text(names)
-    for path in images.iterdir():
-        box = "".join(f"<{side}>{at}</{side}>" for side, at in zip(("xmin", "ymin", "xmax", "ymax"), (9, 9, 40, 40)))
-        text = f"<annotation><object><name>owl</name><bndbox>{box}</bndbox></object></annotation>"
-        (root / f"VOCdevkit/VOC2012/Annotations/{path.stem}.xml").write_text(text)
-    (root / "birds/data.yaml").write_text("path: .\ntrain: images/train\nval: images/val\nnames: [owl, wren]\n")
+    Yolo().write(root / "birds")
+    VocFolder().write(root / "VOCdevkit/VOC2012")
     return root
 
 
@@ -240,9 +223,8 @@ def twin(here, weights_of):
         cfg.settings = {**cfg.get("settings", {}), **length, **({"image_size": SIDE} if packs and resizes else {})}
         if "://" in str(cfg.get("load_from")):
             cfg.load_from = None
-        cfg.get("default_hooks", {}).update(
-            curves=None
-        )  # a fourth of the time of a short training; tests/tools/test_tools.py has them
+        # A fourth of the time of a short training; tests/extensions/curves has them.
+        cfg.get("default_hooks", {}).update(curves=None)
         path.parent.mkdir(parents=True, exist_ok=True)
         # mmengine's own `dump` formats, which takes seconds
         path.write_text("".join(f"{key} = {value!r}\n" for key, value in cfg.to_dict().items()), encoding="utf-8")
@@ -287,13 +269,6 @@ def commands(page):
 
 def is_run(line):
     return not any(re.search(pattern, line) for pattern in NOT_RUN)
-
-
-def succeed(words):
-    status, printed = run_command([*map(str, words)])
-    said = "\n".join(re.findall(r"(?m)^(?:error:|.*WARNING).*", printed)) or printed[-3000:]
-    assert status == 0, f"vitdense {shlex.join(map(str, words))}: {said}"
-    return printed
 
 
 def train(words):

@@ -5,7 +5,7 @@ import re
 
 import nbformat
 import pytest
-from commands import run_command
+from commands import succeed
 from conftest import REPO
 from PIL import Image
 
@@ -16,19 +16,13 @@ CELLS = [cell for cell in nbformat.read(TOUR, as_version=4).cells if cell.cell_t
 
 def run_cell(source, names):
     """Run a cell, its commands in this process; return what its last line gives, None for a statement."""
-    cell = ast.parse(re.sub(r"^!vitdense (.+) 2>&1 .*$", r'succeed(f"\1")', source, flags=re.M))
+    cell = ast.parse(re.sub(r"^!vitdense (.+) 2>&1 .*$", r'succeed(f"\1".split())', source, flags=re.M))
     shown = cell.body.pop() if isinstance(cell.body[-1], ast.Expr) else None
     exec(compile(cell, "cell", "exec"), names)
     return shown and eval(compile(ast.Expression(shown.value), "cell", "eval"), names)
 
 
-def succeed(command):
-    status, printed = run_command(command.split())
-    assert status == 0, printed
-
-
 def test_tour_runs(tmp_path, monkeypatch):
-    """Runs in an empty folder."""
     monkeypatch.chdir(tmp_path)
     names = {"succeed": succeed}
     shown = [run_cell(cell.source, names) for cell in CELLS]
@@ -37,7 +31,6 @@ def test_tour_runs(tmp_path, monkeypatch):
 
 
 def test_tour_is_stored_with_its_pictures():
-    """The notebook as stored: outputs belong to the stored cells, and none is an error."""
     assert [cell.execution_count for cell in CELLS] == list(range(1, len(CELLS) + 1))
     outputs = [output for cell in CELLS for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4

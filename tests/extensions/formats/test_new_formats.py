@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from commands import run_command
+from commands import run_command, succeed
 from kinds import VocFolder, Yolo
 
 from vitdense.mm.config.load import load_config
@@ -27,14 +27,12 @@ def test_a_config_and_files_in_coco_format(data, option, images, tmp_path, monke
     assert run_command([*line, "--boxes", "mine.py"])[0] == 2
     assert Path("mine_val.json").read_text() == "corrected by hand"
     assert not Path("mine_train.json").exists()
-    status, printed = run_command([*line, "--boxes", "--force", "mine.py"])
-    assert status == 0, printed
+    succeed([*line, "--boxes", "--force", "mine.py"])
     cfg = load_config("mine.py")
     assert sorted(cfg.train_dataloader.dataset.metainfo.classes) == ["cat", "dog"]
     assert cfg.val_evaluator.ann_file == "./mine_val.json"
     assert cfg.train_dataloader.dataset.data_prefix.img == images
-    status, printed = run_command([*line, "--boxes", "--val", "0.4", "split.py"])
-    assert (status, "to train: 2, to validate: 1" in printed) == (0, True), printed
+    assert "to train: 2, to validate: 1" in succeed([*line, "--boxes", "--val", "0.4", "split.py"])
     for more in ("--images birds", "--yolo birds/data.yaml --voc birds"):
         status, printed = run_command([*line, *more.split(), "other.py"])
         assert (status, "alone" in printed) == (2, True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import run_command
+from commands import run_command, succeed
 from mmengine.registry import init_default_scope
 from PIL import Image
 
@@ -143,7 +143,6 @@ def test_empty_tiles_at_a_rate_and_the_same_ones_again():
     ("options", "named"),
     [
         ({"side": 0}, "tiles"),
-        ({"side": 64.5}, "tiles"),
         ({"overlap": 1.0}, "overlap"),
         ({"min_kept": 0.0}, "min_kept"),
         ({"min_kept": 1.5}, "min_kept"),
@@ -194,19 +193,16 @@ def test_new_writes_a_config_that_trains_validates_and_resumes(tmp_path):
     start = f"{start} --boxes --base cascade_rcnn_swin_nano_shapes".split()
     status, printed = run_command([*start, "--tiles", "0", "mine.py"])
     assert (status, "tiles" in printed) == (2, True), printed
-    status, printed = run_command([*start, "--tiles", "128", "mine.py"])
-    assert status == 0, printed
+    succeed([*start, "--tiles", "128", "mine.py"])
     inside = load_config("mine.py").train_dataloader.dataset.dataset
     assert (inside.type, inside.metainfo.classes) == ("vitdense.CocoDataset", ("a", "b"))
-    status, printed = run_command(["check", "mine.py"])
-    assert (status, "objects under 16 pixels" in printed) == (0, True), printed
+    assert "objects under 16 pixels" in succeed(["check", "mine.py"])
     options = "--cfg-options randomness.seed=1 settings.max_iters=4"
     options = f"{options} default_hooks.checkpoint.interval=2 train_cfg.val_interval=4"
     ends = []
     for resumed in ("", "--resume"):
         words = f"train mine.py --work-dir run {resumed} {options} train_dataloader.num_workers=0"
-        status, printed = run_command(words.split())
-        assert (status, "bbox_mAP" in printed) == (0, True), printed
+        assert "bbox_mAP" in succeed(words.split())
         ends.append(torch.load("run/iter_4.pth", weights_only=False)["state_dict"])
         Path("run/iter_4.pth").unlink()
         Path("run/last_checkpoint").write_text("iter_2.pth")
