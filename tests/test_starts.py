@@ -41,9 +41,9 @@ def test_help_and_an_unknown_option_import_no_package_that_takes_seconds():
 import sys
 from vitdense.__main__ import main
 for command in {[*COMMANDS, *seams.merged("commands")]}:
-    for option, status in (("--help", 0), ("--no-such-option", 2)):
+    for words, status in ((["--help"], 0), ([command, "--help"], 0), ([command, "--no-such-option"], 2)):
         try:
-            main([command, option])
+            main(words)
         except SystemExit as end:
             assert end.code == status, command
     assert not {{*{HEAVY}}} & {{*sys.modules}}, command

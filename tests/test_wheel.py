@@ -24,11 +24,7 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 MOST = 4.5e6  # bytes of the wheel, 2.8e6 of them weights of shapes_nano
 PLACES = {"configs": "vitdense/.mim/configs/configs", "tools": "vitdense/.mim/tools", "vitdense": "vitdense"}
 NEW = ("--base", "upernet_swin_nano_shapes", "--iters", "2", "mine.py")
-CHAIN = (
-    "train mine.py --batch-size 2",
-    "test work_dirs/mine",
-    "predict shapes_nano --demo",
-)
+CHAIN = ("train mine.py --batch-size 2", "test work_dirs/mine", "predict shapes_nano --demo")
 # The others in one process: packages are imported once.
 RUN = f"""
 import sys

@@ -76,6 +76,7 @@ def rectangle(x1, y1, x2, y2):
 
 TILES = cut(SIZE, SIDE, OVERLAP)
 WIDE, TALL = rectangle(20, 70, 210, 90), rectangle(70, 5, 95, 118)
+LEFT_AND_RIGHT, HALVES = cut((100, 180), 100, 0.2), (100, 180)  # x 0 to 100 and 80 to 180
 DIAGONAL = np.abs(np.subtract.outer(np.arange(SIZE[0]), np.arange(SIZE[1])) + 30) < 6
 
 
@@ -109,15 +110,11 @@ def test_different_objects_stay_apart(masks):
 
 def test_the_best_detection_that_sees_an_object_whole_counts():
     """A piece of a higher score gives the score alone, and a second guess of the same tile nothing."""
-    (left, right), size = cut((100, 180), 100, 0.2), (100, 180)
     boxes = np.array([(70, 20, 98, 40), (80, 20, 98, 40), (80, 18, 96, 40)], np.float32)
     found = Result(boxes, np.array([0.6, 0.9, 0.3]), np.array([0, 0, 0]))
-    got = merge(found, np.array([0, 1, 1]), np.array([left, right]), size)
+    got = merge(found, np.array([0, 1, 1]), LEFT_AND_RIGHT, HALVES)
     np.testing.assert_array_equal(got.boxes[0], boxes[0])
     assert got.scores.tolist() == [0.9]
-
-
-LEFT_AND_RIGHT, HALVES = cut((100, 180), 100, 0.2), (100, 180)  # x 0 to 100 and 80 to 180
 
 
 @pytest.mark.parametrize(
@@ -134,16 +131,11 @@ LEFT_AND_RIGHT, HALVES = cut((100, 180), 100, 0.2), (100, 180)  # x 0 to 100 and
         ((0, 10, 100, 40), 0, False),
     ],
 )
-def test_what_a_tile_sees_whole(box, tile, whole):
-    found = Result(np.array([box], np.float32), np.array([0.9]), np.array([0]))
-    assert _Comparison(found, np.array([tile]), LEFT_AND_RIGHT, HALVES).whole.tolist() == [whole]
-
-
-def test_the_margin_is_a_share_of_the_longer_side_of_tiles():
-    tiles = cut((40, 180), 100, 0.2)
-    for right, whole in ((98, False), (97.9, True)):
-        found = Result(np.array([(10, 10, right, 30)], np.float32), np.array([0.9]), np.array([0]))
-        assert _Comparison(found, np.array([0]), tiles, (40, 180)).whole[0] == whole
+@pytest.mark.parametrize("size", [HALVES, (40, 180)])
+def test_what_a_tile_sees_whole(box, tile, whole, size):
+    """The margin is a share of the longer side of tiles."""
+    found = Result(np.array([box], np.float32).clip(0, size[::-1] * 2), np.array([0.9]), np.array([0]))
+    assert _Comparison(found, np.array([tile]), cut(size, 100, 0.2), size).whole.tolist() == [whole]
 
 
 @pytest.mark.parametrize("masks", [True, False])

@@ -12,7 +12,7 @@ from mmengine.config import Config
 from vitdense.errors import OptionError
 from vitdense.extensions.operating_point import find, option
 from vitdense.extensions.operating_point.find import match
-from vitdense.extensions.operating_point.point import conditions_of, read_point
+from vitdense.extensions.operating_point.point import read_point
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.coco_engines import Found, Truth, evaluate
 
@@ -105,7 +105,7 @@ POINT = {"wish": "f1", "thresholds": 0.4, "precision": 0.9, "recall": 0.8, "sha2
         '{"wish": "f1"',
         "[" * 100_000,
         "[]",
-        {**POINT, "thresholds": {"cat": 0.4, "owl": 0.4}},
+        {**POINT, "thresholds": {"owl": 0.4}},
         {**POINT, "conditions": 7},
         {key: value for key, value in POINT.items() if key != "sha256"},
     ],
@@ -119,19 +119,3 @@ def test_a_damaged_or_edited_file_is_refused_in_one_line(work, content):
     with pytest.raises(ConfigError, match="operating_point") as caught:
         read_point(cfg.load_from, cfg, CLASSES, None, 0.2)
     assert "\n" not in str(caught.value)
-
-
-def test_other_options_of_heads_are_other_conditions(work):
-    _, _, cfg, _ = work
-    before = conditions_of(Config({**cfg, "test_dataloader": cfg.val_dataloader}), None, 0.2)
-    cfg = Config({**cfg, "test_dataloader": cfg.val_dataloader, "model": {"test_cfg": {"max_per_img": 3}}})
-    assert before != conditions_of(cfg, None, 0.2)
-
-
-def test_without_the_option_nothing_changes(work):
-    folder, args, cfg, runner = work
-    args.operating_point, before = None, cfg.to_dict()
-    option.change(cfg, args)
-    option.after(args, {}, runner)
-    assert cfg.to_dict() == before
-    assert not (folder / "operating_point.json").exists()

@@ -44,10 +44,15 @@ def test_it_is_the_default(work):
     assert vitdense.load(folder, score_thr=0.05).score_thr == 0.05
 
 
-@pytest.mark.parametrize(("option", "said"), [("tiles", "tiles"), ("size", "scale"), ("weights", "other weights")])
-def test_of_other_weights_or_images_it_is_left_out(work, option, said, monkeypatch):
+OPTIONS = {"size": {"settings.image_size": 64}, "head": {"model.test_cfg.rcnn.max_per_img": 3}}
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("tiles", "tiles"), ("size", "scale"), ("head", "max_per_img"), ("weights", "other weights")]
+)
+def test_of_other_weights_images_or_options_it_is_left_out(work, option, said, monkeypatch):
     folder, _ = work
-    lines, cfg = [], load_config(folder, {"settings.image_size": 64} if option == "size" else {})
+    lines, cfg = [], load_config(folder, OPTIONS.get(option, {}))
     monkeypatch.setattr("vitdense.extensions.operating_point.point.print_log", lambda text, *args: lines.append(text))
     if option == "weights":
         monkeypatch.setattr("vitdense.extensions.operating_point.point.digest_of", lambda checkpoint: "of another file")

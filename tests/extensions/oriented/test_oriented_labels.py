@@ -10,7 +10,6 @@ import torch
 from kinds import photo
 
 from vitdense.__main__ import main
-from vitdense.extensions.oriented.boxes import from_corners
 from vitdense.extensions.oriented.dota import read_folder, write_results
 from vitdense.extensions.oriented.drawn import SHAPES, draw_turned
 from vitdense.extensions.oriented.labels import corner_faults, quadrilateral, with_corners
@@ -21,6 +20,7 @@ from vitdense.mm.errors import ConfigError
 
 TURNED = [20.0, 10.0, 50.0, 40.0, 44.0, 48.0, 14.0, 18.0]  # 50 x 10 at 45 degrees, nearly
 CLASSES = (*SHAPES,)
+OPTIONS = ["--oriented", "--weights", "w.pth", "--epochs", "1"]
 SQUARE = [10.0, 10.0, 20.0, 10.0, 20.0, 20.0, 10.0, 20.0]
 
 
@@ -50,17 +50,6 @@ def test_cvat_turns_its_straight_box_clockwise():
     (own,) = with_corners(content(one))["annotations"]
     np.testing.assert_allclose(own["bbox"], [35, 5, 10, 40], atol=1e-9)
     np.testing.assert_allclose(own["obb"], [40, 25, 40, 10, -math.pi / 2], atol=1e-9)
-
-
-def test_four_points_are_the_smallest_rectangle_around_them():
-    (own,) = with_corners(content(annotation()))["annotations"]
-    x, y, w, h, angle = own["obb"]
-    assert w >= h
-    box = torch.tensor([x, y, w, h, math.degrees(angle)], dtype=torch.float64)
-    again = from_corners(torch.tensor(own["corners"], dtype=torch.float64).reshape(4, 2))
-    np.testing.assert_allclose(again, box, atol=1e-9)
-    around = [min(own["corners"][::2]), min(own["corners"][1::2])]
-    np.testing.assert_allclose(own["bbox"][:2], around, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +130,7 @@ def own(tmp_path, monkeypatch):
 
 def test_new(own):
     images = ["--images", "own/train", "--val-images", "own/val"]
-    assert (
-        main(["new", "detection", "mine.py", *own, *images, "--oriented", "--weights", "w.pth", "--epochs", "1"]) == 0
-    )
+    assert main(["new", "detection", "mine.py", *own, *images, *OPTIONS]) == 0
     cfg = load_config("mine.py")
     assert cfg.train_dataloader.dataset.type == cfg.val_dataloader.dataset.type == "vitdense.OrientedDataset"
     assert cfg.model.bbox_head.type == "vitdense.OrientedRFDETRHead"
@@ -163,12 +150,11 @@ def test_new_of_yolo_and_dota(own, tmp_path):
         line = " ".join(f"{v / size:.6f}" for v, size in zip(corners.get(image["id"], []), sizes))
         (tmp_path / "own/train" / image["file_name"]).with_suffix(".txt").write_text(f"0 {line}" if line else "")
     (tmp_path / "data.yaml").write_text("names: [thing]\ntrain: own/train\nval: own/train\n")
-    options = ["--oriented", "--weights", "w.pth", "--epochs", "1"]
-    assert main(["new", "detection", "y.py", "--yolo", "data.yaml", *options]) == 0
+    assert main(["new", "detection", "y.py", "--yolo", "data.yaml", *OPTIONS]) == 0
     assert load_config("y.py").train_dataloader.dataset.type == "vitdense.OrientedDataset"
     line = " ".join(map(str, TURNED))
     write_dota(tmp_path / "dota", a=f"{line} ship 0\n", b=f"{line} plane 0\n")
-    assert main(["new", "detection", "d.py", "--dota", "dota", "--weights", "w.pth", "--epochs", "1"]) == 0
+    assert main(["new", "detection", "d.py", "--dota", "dota", *OPTIONS[1:]]) == 0
     assert load_config("d.py").model.bbox_head.num_classes == 2
 
 

@@ -87,13 +87,8 @@ def reduced(cfg):
         {"model": {**channel_changes(cfg.model, old, new), "backbone": {**sizes, "drop_path_rate": 0.0}}}
     )
     for node in nodes(cfg.model):
-        node.update(
-            {
-                key: limit
-                for key, limit in LIMITS.items()
-                if isinstance(node.get(key), (int, float)) and node[key] > limit
-            }
-        )
+        numbers = [key for key in LIMITS if isinstance(node.get(key), (int, float))]
+        node.update({key: min(node[key], LIMITS[key]) for key in numbers})
     for node in nodes(cfg.model.data_preprocessor):
         if "size" in node:  # of images in training
             node["size"] = (SIDE, SIDE)
