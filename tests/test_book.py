@@ -7,9 +7,11 @@ import socket
 import pytest
 from conftest import REPO
 from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 import gallery
 import vitdense
+from vitdense.mm import registry
 
 pytestmark = pytest.mark.docs
 
@@ -20,7 +22,6 @@ OTHERS = {"LN2d"}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site, built where a warning is an error and no connection can be made."""
-    from mkdocs.config import load_config
 
     def refuse(*_):
         raise OSError("the book needs no network")
@@ -75,8 +76,6 @@ def test_no_table_is_wider_than_six_columns():
 
 
 def test_every_public_name_is_in_the_api_pages(site):
-    from vitdense.mm import registry
-
     page = "".join(path.read_text() for path in (site / "api.html", *site.glob("extensions/*.html")))
     registries = [x for x in vars(registry).values() if isinstance(x, registry.Registry)]
     for one in registries:

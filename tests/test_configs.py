@@ -5,10 +5,15 @@ import copy
 import re
 from functools import cache
 
+import mmcv
+import numpy as np
 import pytest
 import torch
 from conftest import LARGER, RECIPES, REPO, needs_research, run_python
 from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DATASETS, PARAM_SCHEDULERS, init_default_scope
 
 from vitdense.families import MODELS
 from vitdense.flops import count
@@ -99,8 +104,6 @@ def test_types_of_recipes_are_built_by_importing_only_vitdense():
 
 
 def num_classes(cfg):
-    from mmengine.registry import DATASETS
-
     dataset = cfg.train_dataloader.dataset
     with DATASETS.switch_scope_and_registry("mmseg") as registry:
         return len(dataset.get("metainfo", registry.get(dataset.type).METAINFO)["classes"])
@@ -160,8 +163,6 @@ def test_configs_of_boxes_and_masks_differ_only_in_masks(name):
 
 
 def rates_and_decays(model, cfg):
-    from mmengine.optim import build_optim_wrapper
-
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
     settings = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     return {name: settings[id(p)] for name, p in model.named_parameters() if p.requires_grad}
@@ -169,12 +170,6 @@ def rates_and_decays(model, cfg):
 
 def decays(model, cfg):
     return {name: decay for name, (_, decay) in rates_and_decays(model, cfg).items()}
-
-
-def norm_parameters(model):
-    kinds = (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm)
-    names = (name for name, module in model.named_modules() if isinstance(module, kinds))
-    return {f"{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
 
 
 @pytest.mark.parametrize(
@@ -224,8 +219,6 @@ MVIT_COCO = [path for path in CONFIGS if "mvitv2" in path.stem and "dino" not in
 
 
 def learning_rates(cfg, epoch_length):
-    from mmengine.registry import PARAM_SCHEDULERS
-
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=cfg.optim_wrapper.optimizer.lr)
     schedulers = []
     for item in cfg.param_scheduler:
@@ -299,11 +292,6 @@ def test_mask_rcnn_of_the_mvit_authors_is_detectron2s_plain_one():
 
 @pytest.mark.parametrize("size", [(640, 480), (100, 3000)])
 def test_large_scale_jitter_returns_padded_squares(size, tmp_path):
-    import mmcv
-    import numpy as np
-    from mmengine.dataset import Compose
-    from mmengine.registry import init_default_scope
-
     cfg = load_config(REPO / "configs/cascade_mvitv2_l_coco.py")
     init_default_scope("mmdet")
     w, h = size
@@ -449,7 +437,9 @@ def test_what_decays_in_the_recipe_of_the_authors(path):
     cfg = copy.deepcopy(loaded(path))
     model = build_on_meta(cfg)
     tables = ("absolute_pos_embed", "backbone.tokens.", "relative_position_bias_table", "cpb_mlp", "logit_scale")
-    norms, found = norm_parameters(model), decays(model, cfg)
+    kinds, found = (torch.nn.LayerNorm, torch.nn.modules.batchnorm._BatchNorm), decays(model, cfg)
+    names = (name for name, module in model.named_modules() if isinstance(module, kinds))
+    norms = {f"{name}.{leaf}" for name in names for leaf in ("weight", "bias")}
     assert norms <= found.keys()
     for name, decay in found.items():
         spared = name in norms or any(key in name for key in (*tables, "rel_pos_"))

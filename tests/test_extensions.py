@@ -33,12 +33,6 @@ def copy_without(names, folder):
     return {**os.environ, "PYTHONPATH": str(folder)}
 
 
-def run_in(folder, environment, *command):
-    command = [sys.executable, *command]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-
-
 SETS = [pytest.param(EXTENSIONS, id="all"), *(pytest.param([x], id=x, marks=pytest.mark.slow) for x in EXTENSIONS)]
 
 
@@ -46,4 +40,6 @@ SETS = [pytest.param(EXTENSIONS, id="all"), *(pytest.param([x], id=x, marks=pyte
 def test_without_extensions_the_tests_of_the_core_pass(names, tmp_path):
     environment = copy_without(names, tmp_path)
     tests = [f"tests/{path}" for path in QUICK]
-    run_in(tmp_path, environment, "-m", "pytest", "-q", "-m", "not long and not commands", *tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not long and not commands", *tests]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

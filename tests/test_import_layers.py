@@ -6,6 +6,8 @@ import shutil
 import pytest
 from conftest import HAS_RESEARCH, REPO, run_python
 
+import vitdense
+
 MM = {"mmengine", "mmcv", "mmdet", "mmseg"}
 # Folders and modules of vitdense, and what of vitdense each of them may import. All but the last ones do without mm.
 MAY_IMPORT = {
@@ -70,8 +72,6 @@ def test_the_package_imports_neither_configs_nor_tools_nor_tests():
 
 
 def test_version_is_the_one_of_the_changelog():
-    import vitdense
-
     assert f"## {vitdense.__version__.removesuffix('.dev0')}" in (REPO / "CHANGELOG.md").read_text()
 
 

@@ -86,16 +86,14 @@ def test_commands_without_mm_name_the_command_that_installs_it():
 
 def test_commands_of_tools_and_of_the_package_are_listed(capsys):
     """Every file of tools/ is a command, with its own parser; help groups them all."""
-    from vitdense.__main__ import COMMANDS
-
     tools = {path.stem for path in (REPO / "tools").glob("*.py")}
-    modules = {name for name in COMMANDS if name not in tools}
-    assert tools < COMMANDS.keys()
+    modules = {name for name in main.COMMANDS if name not in tools}
+    assert tools < main.COMMANDS.keys()
     assert all((REPO / f"vitdense/mm/cli/{name}.py").is_file() for name in modules)
     with pytest.raises(SystemExit, match="0"):
         main.main(["--help"])
     listed = re.findall(r"^  (\w+)  ", capsys.readouterr().out, re.M)
-    assert sorted(listed) == sorted({*COMMANDS, *seams.merged("commands"), "doctor"})
+    assert sorted(listed) == sorted({*main.COMMANDS, *seams.merged("commands"), "doctor"})
 
 
 def test_commands_have_one_name():

@@ -10,6 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import REPO, run_python
+from mmcv import rescale_size
+from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
+from mmdet.models.seg_heads import MaskFormerFusionHead
 
 from vitdense.runtime import (
     BLOCK,
@@ -77,8 +80,6 @@ def test_photos_are_normalised_after_their_resize():
 
 @pytest.mark.parametrize("box", [(10.2, 5.7, 60.1, 44.3), (-8, -3, 30, 20), (50, 30, 95, 70), (20, 20, 20.5, 20.4)])
 def test_paste_is_mmdets(box):
-    from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
-
     mask = np.random.default_rng(0).uniform(0, 1, (28, 28)).astype(np.float32)
     whole, _ = _do_paste_mask(torch.from_numpy(mask)[None, None], torch.tensor([box]), 50, 70, skip_empty=False)
     np.testing.assert_allclose(paste(mask, np.float32(box), (50, 70)), whole[0].numpy(), atol=2e-4)
@@ -110,8 +111,6 @@ def queries():
 
 def test_instances_equal_mmdets_fusion_head(queries):
     classes, large, logits_of = queries
-    from mmdet.models.seg_heads import MaskFormerFusionHead
-
     fusion = MaskFormerFusionHead(4, 1, test_cfg={"max_per_image": 20})
     want = fusion.instance_postprocess(classes, large)
     want = want[want.scores >= 0.1]
@@ -127,8 +126,6 @@ def test_instances_equal_mmdets_fusion_head(queries):
 
 @pytest.mark.parametrize(("iou", "within"), [(0.1, False), (0.2, True)])
 def test_segments_equal_mmdets_fusion_head(queries, iou, within):
-    from mmdet.models.seg_heads import MaskFormerFusionHead
-
     classes, large, logits_of = queries
     cfg = {"object_mask_thr": 0.4, "iou_thr": iou, "filter_low_score": within}
     want = MaskFormerFusionHead(3, 2, test_cfg=cfg).panoptic_postprocess(classes, large).sem_seg[0]
@@ -203,8 +200,6 @@ def test_programs_of_detectors_segmentors_and_queries():
 
 
 def test_fitted_is_mmcvs():
-    from mmcv import rescale_size
-
     for w, h in ((640, 480), (480, 641), (1999, 301), (50, 50)):
         want = rescale_size((w, h), (1333, 800))
         assert fitted((h, w), {"scale": [1333, 800], "keep_ratio": True}) == want[::-1]

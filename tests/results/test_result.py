@@ -46,24 +46,20 @@ def segments():
     return Result(**SHOWN, panoptic=ids, segments=found)
 
 
-def test_numbers_of_things():
-    assert [len(result) for result in (detections(), semantic(), segments())] == [2, 2, 3]
-
-
 @pytest.mark.parametrize(
-    ("result", "text"),
+    ("result", "number", "text"),
     [
-        (detections(), "Result(60x80: 2 objects, masks; bird 0.90, cat 0.40)"),
-        (detections(with_masks=False), "Result(60x80: 2 objects; bird 0.90, cat 0.40)"),
-        (semantic(), "Result(60x80: classes; dog 50%, cat 50%)"),
-        (segments(), "Result(60x80: 3 segments; dog, cat, dog)"),
-        (Result(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int), image=IMAGE), "Result(60x80: 0 objects)"),
-        (Result(BOXES[[0] * 9], np.ones(9), np.full(9, 7)), f"Result(9 objects; {'7 1.00, ' * 5}...)"),
-        (Result(), "Result(nothing)"),
+        (detections(), 2, "Result(60x80: 2 objects, masks; bird 0.90, cat 0.40)"),
+        (detections(with_masks=False), 2, "Result(60x80: 2 objects; bird 0.90, cat 0.40)"),
+        (semantic(), 2, "Result(60x80: classes; dog 50%, cat 50%)"),
+        (segments(), 3, "Result(60x80: 3 segments; dog, cat, dog)"),
+        (Result(np.zeros((0, 4)), np.zeros(0), np.zeros(0, int), image=IMAGE), 0, "Result(60x80: 0 objects)"),
+        (Result(BOXES[[0] * 9], np.ones(9), np.full(9, 7)), 9, f"Result(9 objects; {'7 1.00, ' * 5}...)"),
     ],
 )
-def test_a_result_is_printed_in_a_line(result, text):
-    assert repr(result) == text
+def test_a_result_has_a_number_of_things_and_is_printed_in_a_line(result, number, text):
+    assert (len(result), repr(result)) == (number, text)
+    assert repr(Result()) == "Result(nothing)"
 
 
 def test_masks():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import deploy
+import measuring
 from deploy import Form, speeds, table, time_forms
 
 pytestmark = pytest.mark.skipif(not deploy.has_onednn(), reason="needs torch with MKL and oneDNN")
@@ -56,8 +57,6 @@ def test_speeds_are_medians_of_the_ratios_of_rounds():
 @pytest.mark.slow
 def test_every_form_of_a_small_image(tmp_path):
     """Ours and mmdet's, with their maps compared. Compiling takes minutes."""
-    import measuring
-
     models = measuring.pair("swin_tiny", "mmdet", (64, 96))
     for each, _ in models.values():
         each.eval()

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from conftest import REPO, needs_research
+from mmengine import Config
 
 import benchmark
 import measuring
@@ -127,8 +128,6 @@ def test_options_of_the_other_use_are_errors(options, named, monkeypatch, capsys
 
 
 def test_vitdet_is_the_backbone_of_its_config():
-    from mmengine import Config
-
     config = Config.fromfile(REPO / "configs/cascade_vit_b_coco.py").model.backbone
     options = dict(measuring.VITDET["vitdet_base"])
     assert find_model(options.pop("name")).arch == config.arch

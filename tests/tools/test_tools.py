@@ -14,9 +14,13 @@ import pytest
 import torch
 from commands import environment
 from conftest import REPO
+from mmengine.config import Config
 from mmengine.logging import MMLogger
+from pycocotools.coco import COCO
 
+from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config import model_index as published
+from vitdense.mm.config.diff import differences, read_saved
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 
@@ -109,21 +113,6 @@ def trained(tiny) -> Path:
     return config.parent
 
 
-def assert_same_weights_and_log(whole: Path, resumed: Path) -> None:
-    """At iteration 6, of an uninterrupted run and of one resumed from iteration 3."""
-    from vitdense.mm.checkpoints import read_checkpoint
-
-    files = whole / "iter_3.pth", whole / "iter_6.pth", resumed / "iter_6.pth"
-    saved = [read_checkpoint(str(path)) for path in files]
-    start, want, got = (checkpoint["state_dict"] for checkpoint in saved)
-    assert want.keys() == got.keys()
-    assert [key for key in want if not torch.equal(want[key], got[key])] == []
-    assert not all(torch.equal(want[key], start[key]) for key in want)  # training continued
-    losses = [checkpoint["message_hub"]["log_scalars"]["train/loss"].data[0].tolist() for checkpoint in saved]
-    assert [len(history) for history in losses] == [3, 6, 6]
-    assert losses[2] == losses[1]
-
-
 def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     folder = tiny.parent / "killed"
     run = subprocess.Popen(
@@ -146,7 +135,15 @@ def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     assert [worker for worker in alive if worker.status() != psutil.STATUS_ZOMBIE] == []
     assert not (folder / "iter_6.pth").exists()
     assert "resumed epoch: 0, iter: 3" in tool("train", tiny, "--work-dir", folder, "--resume")
-    assert_same_weights_and_log(trained, folder)
+    files = trained / "iter_3.pth", trained / "iter_6.pth", folder / "iter_6.pth"
+    saved = [read_checkpoint(str(path)) for path in files]
+    start, want, got = (checkpoint["state_dict"] for checkpoint in saved)
+    assert want.keys() == got.keys()
+    assert [key for key in want if not torch.equal(want[key], got[key])] == []
+    assert not all(torch.equal(want[key], start[key]) for key in want)  # training continued
+    losses = [checkpoint["message_hub"]["log_scalars"]["train/loss"].data[0].tolist() for checkpoint in saved]
+    assert [len(history) for history in losses] == [3, 6, 6]
+    assert losses[2] == losses[1]
 
 
 def test_tensorboard_has_losses_metrics_and_pictures(trained):
@@ -159,11 +156,6 @@ def test_tensorboard_has_losses_metrics_and_pictures(trained):
 
 
 def test_the_printed_config_is_the_one_that_runs(tiny, trained, tool_here, tmp_path):
-    from mmengine.config import Config
-
-    from vitdense.mm.checkpoints import read_checkpoint
-    from vitdense.mm.config.diff import differences, read_saved
-
     options = ["--work-dir", str(trained), "--log-to", "tensorboard", "--batch-size", "1", "--lr", "0.5"]
     status, written = tool_here("train", tiny, *options, "--resume", "--print-config")
     assert status == 0
@@ -213,8 +205,6 @@ def test_export_of_the_maps_of_a_detector(tiny, trained, tool_here):
 
 
 def test_predict_writes_a_coco_data_set_by_option(tiny, trained, tool_here):
-    from pycocotools.coco import COCO
-
     out = tiny.parent / "dataset"
     options = ["--out-dir", out, "--format", "dataset"]
     assert tool_here("predict", tiny, trained, tiny.parent / "shapes/val/*.jpg", *options)[0] == 0

@@ -1,5 +1,6 @@
 """DINO and Mask2Former as programs."""
 
+import onnx
 import pytest
 import torch
 from mmcv.ops import MultiScaleDeformableAttention
@@ -18,8 +19,6 @@ NOT_IN_PROGRAMS = {"If", "Loop", "Scan", "GridSample", "NonZero"}
 
 
 def kinds(path):
-    import onnx
-
     return {node.op_type for node in onnx.load(path).graph.node}
 
 

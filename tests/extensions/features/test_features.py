@@ -229,18 +229,15 @@ def frozen(**options):
     return vitdense.ViT(VIT, **{"out_indices": (1,), "frozen_stages": "all", **options}).train()
 
 
-def changed(trunk):
-    with torch.no_grad():
-        trunk.norm1.bias[3] += 1e-6
-    return trunk
-
-
 def test_a_trunk_that_differs_has_other_maps():
     """Drop path and checkpointing are nothing to a frozen trunk, so that recipes share its maps."""
     config = dict(type="vitdense.ViT", arch=VIT, out_indices=(1,))
     same = [(frozen(), config), (frozen(), {**config, "drop_path_rate": 0.1, "with_cp": True, "init_cfg": "a.pth"})]
+    changed = frozen()
+    with torch.no_grad():
+        changed.norm1.bias[3] += 1e-6
     others = [
-        (changed(frozen()), config),
+        (changed, config),
         (frozen(), {**config, "out_indices": (0,)}),
         (frozen(), {**config, "window_size": 4}),
         (frozen(), {**config, "out_norm": "final"}),
@@ -286,13 +283,9 @@ def test_stored_maps_that_differ_from_the_trunk_are_refused(tmp_path):
     with torch.no_grad():
         for side in (48, 32, 48):
             check_maps(trunk, torch.rand(1, 3, 32, side), store)
+        trunk.register_forward_hook(lambda module, args, output: tuple(1.1 * x for x in output))
         with pytest.raises(ConfigError, match="code"):
-            check_maps(changed_code(trunk), torch.rand(1, 3, 32, 64), store)
-
-
-def changed_code(trunk):
-    trunk.register_forward_hook(lambda module, args, output: tuple(1.1 * x for x in output))
-    return trunk
+            check_maps(trunk, torch.rand(1, 3, 32, 64), store)
 
 
 class Drawn(Dataset):

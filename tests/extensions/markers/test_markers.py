@@ -121,10 +121,6 @@ def flip(x):
     return {**x, "img": x["img"][:, ::-1]} if np.random.rand() < 0.5 else x  # noqa: NPY002 -- as mm's
 
 
-def flip_with_masks(x):
-    return {**x, "img": x["img"][:, ::-1], "gt_masks": x["gt_masks"].flip()}
-
-
 def rotate(x):
     turn = cv2.getRotationMatrix2D((WIDTH / 2, HEIGHT / 2), 30, 1)
     masks = [cv2.warpAffine(mask, turn, (WIDTH, HEIGHT)) for mask in x["gt_masks"].masks]
@@ -132,20 +128,13 @@ def rotate(x):
     return {**x, "img": cv2.warpAffine(x["img"], turn, (WIDTH, HEIGHT)), "gt_bboxes": boxes}
 
 
-def resize(x):
-    return {**x, "img": cv2.resize(x["img"], (WIDTH // 2, HEIGHT // 2))}
-
-
-def crop(x):
-    return {**x, "img": x["img"][30:, 40:]}
-
-
-def map_of_another_size(x):
-    return {**x, "gt_seg_map": x["gt_seg_map"][:, :-20]}
-
-
-def shift(x):
-    return {**x, "gt_seg_map": np.roll(x["gt_seg_map"], 12, 1)}
+WRONG = {
+    "resize": lambda x: {**x, "img": cv2.resize(x["img"], (WIDTH // 2, HEIGHT // 2))},
+    "crop": lambda x: {**x, "img": x["img"][30:, 40:]},
+    "flip with masks": lambda x: {**x, "img": x["img"][:, ::-1], "gt_masks": x["gt_masks"].flip()},
+    "map of another size": lambda x: {**x, "gt_seg_map": x["gt_seg_map"][:, :-20]},
+    "shift": lambda x: {**x, "gt_seg_map": np.roll(x["gt_seg_map"], 12, 1)},
+}
 
 
 class LooksUp:
@@ -158,15 +147,15 @@ class LooksUp:
     ("kind", "steps", "found"),
     [
         ("boxes", (FLIP, flip, CROP), {"1 (function): boxes"}),
-        ("boxes", (resize,), {"0 (function): boxes"}),
-        ("boxes", (crop, FLIP), {"0 (function): boxes"}),
+        ("boxes", (WRONG["resize"],), {"0 (function): boxes"}),
+        ("boxes", (WRONG["crop"], FLIP), {"0 (function): boxes"}),
         ("boxes", (LooksUp(), flip, LooksUp()), {"1 (function): boxes"}),
         ("masks", (flip, FLIP), {"0 (function): boxes", "0 (function): masks"}),
-        ("masks", (flip_with_masks, FLIP), {"0 (function): boxes"}),
+        ("masks", (WRONG["flip with masks"], FLIP), {"0 (function): boxes"}),
         ("masks", (FLIP, rotate, FLIP), {"1 (function): masks"}),
         ("maps", (flip, {"type": "PhotoMetricDistortion"}), {"0 (function): label maps"}),
-        ("maps", (map_of_another_size,), {"0 (function): label maps"}),
-        ("maps", (FLIP, shift), {"1 (function): label maps"}),
+        ("maps", (WRONG["map of another size"],), {"0 (function): label maps"}),
+        ("maps", (FLIP, WRONG["shift"]), {"1 (function): label maps"}),
     ],
 )
 def test_a_step_that_moves_only_the_image_is_named(kind, steps, found):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from kinds import photo
+from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from vitdense.__main__ import main
 from vitdense.extensions.oriented.dota import read_folder, write_results
@@ -178,8 +179,6 @@ def test_options_that_do_not_fit(own, capsys, options, what):
 
 def test_joined_files(own):
     """Joined files count as one, in the data and in the metric; classes meet by name, here in another order."""
-    from mmengine.registry import DATASETS, METRICS, init_default_scope
-
     init_default_scope("mmdet")
     files = [
         dict(ann_file=f"annotations/oriented_{split}.json", data_root="own", data_prefix=dict(img=f"{split}/"))

@@ -22,8 +22,10 @@ from vitdense.extensions.oriented.labels import corner_faults
 from vitdense.extensions.oriented.ops import box_iou_rotated, divergence, gaussian, kl_divergence
 from vitdense.extensions.oriented.visualizer import OrientedVisualizer
 from vitdense.mm.data.coco import parse
+from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.mm.registry import METRICS
 from vitdense.results.result import Result
+from vitdense.results.tiles import detect
 from vitdense.runtime import BOUNDS, Output, Program, changes, compare_results
 
 SMALL = dict(num_classes=3, in_channels=32, num_queries=9, num_groups=2, num_layers=2, num_heads=(2, 4), ffn_dims=32)
@@ -139,8 +141,6 @@ def test_a_turned_object_in_a_stretched_image_is_found_turned():
 
 
 def test_weights_of_coco_serve_all_but_the_shapes(head):
-    from vitdense.mm.heads.rfdetr.head import RFDETRHead
-
     straight = RFDETRHead(**SMALL)
     model = torch.nn.ModuleDict({"bbox_head": head})
     state = {f"bbox_head.{key}": value for key, value in straight.state_dict().items()}
@@ -214,8 +214,6 @@ def test_programs_are_compared_by_corners():
 
 def test_tiles_join_oriented_boxes():
     """An object that each of two tiles sees whole is one; one that both cut is the rectangle around its pieces."""
-    from vitdense.results.tiles import detect
-
     image = np.zeros((100, 180, 3), np.uint8)
     whole = convention.corners(torch.tensor([90.0, 30, 12, 6, 35])).numpy()
     slope = math.tan(math.radians(4))

@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 from mmcv.transforms import Compose
+from mmdet.structures import DetDataSample
 from mmengine.registry import DATASETS, TRANSFORMS, init_default_scope
+from mmengine.structures import InstanceData
 
 from vitdense.extensions.oriented.drawn import draw_turned
 from vitdense.extensions.oriented.steps import Corners
@@ -88,9 +90,6 @@ def test_a_mosaic():
 
 
 def test_a_batch_is_resized():
-    from mmdet.structures import DetDataSample
-    from mmengine.structures import InstanceData
-
     corners = torch.tensor(BOXES, dtype=torch.float32)
     sample = DetDataSample(metainfo={"img_shape": SIZE}, gt_instances=InstanceData(bboxes=corners))
     torch.manual_seed(1)

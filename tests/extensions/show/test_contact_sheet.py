@@ -70,15 +70,7 @@ def test_rows_of_a_sheet(config, image, repo):
             assert {picture.shape for _, picture in pictures} == {whole.shape}
 
 
-def test_layers_are_chosen_by_name(image, repo):
-    model = model_of("cascade_swin_nano_shapes", repo)
-    titles = [title for title, _ in sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])]
-    assert [title for title in titles if title.startswith("attention")] == ["attention: stages.2.blocks.0.attn"]
-    with pytest.raises(ConfigError, match=r"layer: got 'stages.9', expected one of stages.0.blocks.0.attn, "):
-        sheet_rows(model, image, layers=["stages.9"])
-
-
-def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
+def test_layers_are_those_that_run_or_one_of_them_by_name(image, repo):
     options = {"model.backbone.out_indices": (0, 1), "model.neck.in_channels": [32, 64]}
     model = model_of("cascade_swin_nano_shapes", repo, **options)
     titles = [title for title, _ in sheet_rows(model, image)]
@@ -86,8 +78,12 @@ def test_layers_that_the_model_does_not_run_are_left_out(image, repo):
     assert [title for title in titles if title.startswith("attention")] == want
     biases = [f"position bias: stages.{stage}.blocks.1.attn.bias" for stage in range(2)]
     assert [title for title in titles if title.startswith("position")] == biases
-    with pytest.raises(ConfigError, match=r"expected one of .*stages.1.blocks.1.attn$"):
-        sheet_rows(model, image, layers=["stages.2.blocks.0.attn"])
+    titles = [title for title, _ in sheet_rows(model, image, layers=["stages.1.blocks.0.attn"])]
+    assert [title for title in titles if title.startswith("attention")] == want[2:3]
+    names = r"stages.0.blocks.0.attn, .*stages.1.blocks.1.attn$"
+    for absent in ("stages.2.blocks.0.attn", "stages.9"):
+        with pytest.raises(ConfigError, match=f"layer: got '{absent}', expected one of {names}"):
+            sheet_rows(model, image, layers=[absent])
 
 
 @pytest.mark.parametrize(
