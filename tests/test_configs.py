@@ -297,14 +297,8 @@ def test_large_scale_jitter_returns_padded_squares(size, tmp_path):
     w, h = size
     mmcv.imwrite(np.full((h, w, 3), 7, np.uint8), str(tmp_path / "image.png"))
     box, polygon = [2, 3, w - 4, h - 5], [[2, 3, w - 4, 3, w - 4, h - 5, 2, h - 5]]
-    sample = {
-        "img_path": str(tmp_path / "image.png"),
-        "img_id": 1,
-        "sample_idx": 0,
-        "height": h,
-        "width": w,
-        "instances": [{"bbox": box, "bbox_label": 0, "mask": polygon, "ignore_flag": 0}],
-    }
+    sample = {"img_path": str(tmp_path / "image.png"), "img_id": 1, "sample_idx": 0, "height": h, "width": w}
+    sample["instances"] = [{"bbox": box, "bbox_label": 0, "mask": polygon, "ignore_flag": 0}]
     pipeline = Compose(cfg.train_dataloader.dataset.pipeline)
     for _ in range(4):
         out = pipeline(dict(sample))

@@ -66,9 +66,8 @@ def test_files_that_readme_and_docs_name_are_in_wheel_and_sdist(built):
     with tarfile.open(sdist) as file:
         in_sdist = {name.partition("/")[2] for name in file.getnames()}
     in_wheel = {*zipfile.ZipFile(wheel).namelist()}
-    text = "".join(
-        page.read_text() for page in [*REPO.glob("*.md"), *REPO.glob("docs/*.md"), *REPO.glob("*/README.md")]
-    )
+    pages = [*REPO.glob("*.md"), *REPO.glob("docs/*.md"), *REPO.glob("*/README.md")]
+    text = "".join(page.read_text() for page in pages)
     named = {*re.findall(r"\b(?:[\w.]+/)*[\w.]+\.\w+\b|\bMakefile\b", text)}
     named |= {path.relative_to(REPO).as_posix() for folder in PLACES for path in REPO.glob(f"{folder}/**/*.*")}
     named = {name for name in named if (REPO / name).is_file() and not re.search(r"/\.mim/|\.pyc$", name)}

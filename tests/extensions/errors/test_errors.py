@@ -45,9 +45,8 @@ def drawn(rng, images, per_image):
         taken = np.zeros((0, 4))
         for _ in range(50):
             box = [*rng.uniform(0, 140, 2), *rng.uniform(20, 60, 2)]
-            if len(taken) < per_image and (
-                not len(taken) or rle.iou(np.array([box]), taken, [0] * len(taken)).max() < 0.05
-            ):
+            overlap = rle.iou(np.array([box]), taken, [0] * len(taken)) if len(taken) else np.zeros(1)
+            if len(taken) < per_image and overlap.max() < 0.05:
                 taken = np.concatenate([taken, [box]])
                 content["annotations"].append(annotation(image, int(rng.integers(7, 10)), box))
     for i, one in enumerate(content["annotations"], 30):
@@ -99,9 +98,8 @@ def test_counts_and_kinds_are_those_of_the_metric(kind, key, files, tmp_path):
     options = files(content, rows, key, pictures=False)
     assert run_command(["test", *options, "--report", str(tmp_path / "page")])[0] == 0
     said = json.loads((tmp_path / "page/metrics.json").read_text())
-    evaluation = next(
-        one for one, _ in predictions.tested_of(tmp_path / "found.json", tmp_path / "val.json", None).evaluations[::-1]
-    )
+    tested = predictions.tested_of(tmp_path / "found.json", tmp_path / "val.json", None)
+    evaluation, _ = tested.evaluations[-1]
     judged = Judged(evaluation, 0.3)
     tide = evaluation.made.tide_errors()
     for name in KINDS:

@@ -32,6 +32,8 @@ pytestmark = pytest.mark.long
 ARCH = dict(embed_dims=48, depth=3, num_heads=3)
 SIZE = dict(type="Resize", scale=(128, 96), keep_ratio=False)
 TRUNK = dict(_delete_=True, arch=ARCH, pretrain_img_size=128, frozen_stages="all", out_norm="shared")
+PMT = dict(_delete_=True, type="vitdense.PMTHead", in_channels=[48] * 3, num_heads=3, num_queries=9, num_blocks=1)
+PMT |= dict(num_things_classes=8, num_stuff_classes=1)
 MODELS = {  # name: recipe, what replaces parts of its model
     "detector": (
         "rfdetr_nano_shapes",
@@ -50,16 +52,7 @@ MODELS = {  # name: recipe, what replaces parts of its model
         "eomt_nano_shapes",
         dict(
             backbone=dict(TRUNK, type="vitdense.TokenViT", out_indices=(0, 1, 2)),
-            panoptic_head=dict(
-                _delete_=True,
-                type="vitdense.PMTHead",
-                in_channels=[48] * 3,
-                num_heads=3,
-                num_queries=9,
-                num_blocks=1,
-                num_things_classes=8,
-                num_stuff_classes=1,
-            ),
+            panoptic_head=PMT,
             test_cfg=dict(object_mask_thr=0.0, iou_thr=0.0),
             data_preprocessor=dict(pad_size_divisor=16),
         ),

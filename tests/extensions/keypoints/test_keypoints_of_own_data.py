@@ -82,11 +82,9 @@ def test_data_without_keypoints_or_of_several_categories(new, names, what, capsy
 
 
 def test_mosaics_do_not_mix_keypoints():
-    cfg = load_config("rfdetr_keypoints_nano_figures")
-    steps = [{"type": "vitdense.Mosaic"}]
-    cfg.train_dataloader.dataset = dict(
-        type="MultiImageMixDataset", dataset=cfg.train_dataloader.dataset, pipeline=steps
-    )
+    cfg, steps = load_config("rfdetr_keypoints_nano_figures"), [{"type": "vitdense.Mosaic"}]
+    inside = cfg.train_dataloader.dataset
+    cfg.train_dataloader.dataset = dict(type="MultiImageMixDataset", dataset=inside, pipeline=steps)
     (fault,) = mixing(cfg, ("train",))
     assert "vitdense.Mosaic" in str(fault)
     assert "keypoints" in str(fault)

@@ -81,11 +81,7 @@ SOUND = {
         {"type": "Expand"},
         {"type": "CutOut", "n_holes": 3, "cutout_shape": (40, 40)},
     ),
-    "cached": (
-        "boxes",
-        {"type": "CachedMosaic", "img_scale": (90, 90)},
-        {"type": "CachedMixUp", "img_scale": (90, 90)},
-    ),
+    "cached": ("boxes", *({"type": f"Cached{x}", "img_scale": (90, 90)} for x in ("Mosaic", "MixUp"))),
     "maps": (
         "maps",
         RESIZE,

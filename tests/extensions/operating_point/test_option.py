@@ -71,12 +71,8 @@ def test_the_file_is_written_beside_the_unchanged_checkpoint(work):
     option.after(args, {}, runner)
     assert (folder / "iter_7.pth").read_bytes() == before
     content = json.loads((folder / "operating_point.json").read_text())
-    assert content["conditions"] == {
-        "steps": [{"type": "Resize", "scale": [64, 64]}],
-        "tiles": None,
-        "overlap": None,
-        "test_cfg": None,
-    }
+    steps = [{"type": "Resize", "scale": [64, 64]}]
+    assert content["conditions"] == {"steps": steps, "tiles": None, "overlap": None, "test_cfg": None}
     assert read_point(cfg.load_from, cfg, CLASSES, None, 0.2).wish == "f1"
     assert read_point(cfg.load_from, cfg, CLASSES, 64, 0.2) is None
 

@@ -81,12 +81,8 @@ def test_smallest_rectangle_around_points():
     points = torch.randn(60, 7, 2, dtype=torch.float64) * torch.tensor([4, 1]) + 50
     box = from_corners(points)
     angle = torch.linspace(0, torch.pi / 2, 4001, dtype=torch.float64)
-    turned = torch.stack(
-        [
-            torch.einsum("npc,ac->nap", points, torch.stack(axis, -1))
-            for axis in ([angle.cos(), angle.sin()], [-angle.sin(), angle.cos()])
-        ]
-    )  # [2, boxes, angles, points]
+    axes = torch.stack([angle.cos(), angle.sin(), -angle.sin(), angle.cos()]).unflatten(0, (2, 2))  # [2, 2, angles]
+    turned = torch.einsum("npc,xca->xnap", points, axes)
     least = (turned.amax(-1) - turned.amin(-1)).prod(0).amin(-1)
     area = box[:, 2] * box[:, 3]
     assert (area <= least + 1e-9).all()

@@ -91,10 +91,8 @@ def test_a_folder_of_dota(tmp_path):
     found, folder, faults = read_folder(tmp_path, "train")
     assert (faults, folder) == ([], tmp_path / "train/images")
     assert [one["name"] for one in found["categories"]] == ["plane", "ship"]
-    assert [(one["category_id"], one["iscrowd"], one["segmentation"]) for one in found["annotations"]] == [
-        (2, 0, [TURNED]),
-        (1, 1, [TURNED]),
-    ]
+    objects = [(one["category_id"], one["iscrowd"], one["segmentation"]) for one in found["annotations"]]
+    assert objects == [(2, 0, [TURNED]), (1, 1, [TURNED])]
 
 
 @pytest.mark.parametrize(

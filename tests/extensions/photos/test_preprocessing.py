@@ -66,13 +66,8 @@ def test_a_segmentor_of_photos_returns_classes(rule, more, tmp_path):
 def test_pixels_are_opencvs_to_the_bit(engine, tmp_path):
     """Equal bits; in OpenVINO, which has no float64, almost all."""
     rng = np.random.default_rng(0)
-    for h, w, height, width in (
-        (61, 83, 90, 70),
-        (9, 300, 90, 70),
-        (1, 1, 7, 5),
-        (180, 140, 90, 70),
-        (400, 501, 97, 133),
-    ):
+    sizes = (61, 83, 90, 70), (9, 300, 90, 70), (1, 1, 7, 5), (180, 140, 90, 70), (400, 501, 97, 133)
+    for h, w, height, width in sizes:
         about = ABOUT | {"resize": {"scale": [width, height], "keep_ratio": False}, "mean": None, "std": None}
         node = onnx.helper.make_node("Identity", ["image"], ["maps"])
         onnx.save(of_photos(program([node], {"maps": ["b", 3, "h", "w"]}, about), about), tmp_path / "photos.onnx")

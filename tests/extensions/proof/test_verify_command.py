@@ -69,24 +69,18 @@ def first(kind, number):
     return lambda model: [i for i, node in enumerate(model.graph.node) if node.op_type == kind][number]
 
 
-PARTS = "model.model."  # as the graph names them
+PATCHES, CLASSES_OF = "model.model.backbone.patch_embed.proj.weight", "model.model.decode_head.conv_seg.weight"
 FAULTS = {
     "mean": ((set_entry, "mean", lambda mean: mean[::-1]), "the file says mean"),
     "resize": ((set_entry, "resize", lambda rule: {**rule, "keep_ratio": False}), "the file says resize"),
     "classes": ((set_entry, "classes", lambda names: [*names[1:], names[0]]), "the file says classes"),
-    "patches of BGR": (
-        (set_value, f"{PARTS}backbone.patch_embed.proj.weight", lambda w: w[:, ::-1]),
-        "backbone.blocks.0",
-    ),
+    "patches of BGR": ((set_value, PATCHES, lambda w: w[:, ::-1]), "backbone.blocks.0"),
     "a transposed weight": ((set_value, "val_108", np.transpose), "backbone.blocks.1"),  # 24 x 24, of `attn.proj`
     "a position embedding": ((set_value, "permute_1", lambda x: np.roll(x, 1, 1)), "backbone.blocks.0"),
     "LayerNorm": ((set_attribute, first("LayerNormalization", 2), "epsilon", 1e-2), "backbone.blocks.1"),
     "Softmax": ((set_attribute, first("Softmax", 1), "axis", 2), "backbone.blocks.1"),
     "half precision": ((set_half, first("Conv", 0)), "backbone.blocks.0"),
-    "a background slot that moves": (
-        (set_value, f"{PARTS}decode_head.conv_seg.weight", lambda w: np.roll(w, 1, 0)),
-        "the output logits",
-    ),
+    "a background slot that moves": ((set_value, CLASSES_OF, lambda w: np.roll(w, 1, 0)), "the output logits"),
 }
 
 
