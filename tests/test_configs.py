@@ -93,7 +93,6 @@ for path in sys.argv[1:]:
 
 
 def test_types_of_recipes_are_built_by_importing_only_vitdense():
-    """Every type of a recipe, as mm's own tools do, in a process that imports vitdense and nothing else of ours."""
     types, paths = set(), []
     for path in sorted(CONFIGS, key=lambda path: "nano" not in path.stem and "_t_" not in path.stem):  # the small first
         found = {node["type"] for node in nodes(read(path).model) if "type" in node}

@@ -130,13 +130,6 @@ def of_timm(name):
 
 
 @pytest.fixture
-def constant_weights(monkeypatch):
-    """Drawing random weights takes seconds, and nothing here depends on them."""
-    for draw in ("uniform_", "normal_", "erfinv_"):
-        monkeypatch.setattr(torch.Tensor, draw, lambda tensor, *args, **kwargs: tensor.fill_(0.02))
-
-
-@pytest.fixture
 def no_downloads(tmp_path, monkeypatch):
     """Work in an empty folder; in place of a download there is a file of timm's with other weights."""
 
@@ -163,8 +156,10 @@ def run(code, namespace):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != TOY_PAGE], ids=lambda page: page.name)
-def test_python_blocks_run_and_print_what_the_page_shows(page, constant_weights, no_downloads):
+def test_python_blocks_run_and_print_what_the_page_shows(page, no_downloads, monkeypatch):
     """The blocks of a page share their names, as for a reader who runs them one after the other."""
+    for draw in ("uniform_", "normal_", "erfinv_"):  # which takes seconds, and nothing here depends on it
+        monkeypatch.setattr(torch.Tensor, draw, lambda tensor, *args, **kwargs: tensor.fill_(0.02))
     namespace = {}
     found = list(blocks(page))
     for block, after in zip(found, [*found[1:], None]):
@@ -238,9 +233,8 @@ def test_every_config_is_in_the_readme_or_the_docs():
 
 
 def test_headings_of_the_api_page_are_the_names_below():
-    entries = re.findall(
-        r"^::: (\S+)(?:\n    options: \{(?:heading: ([\w.]+))?.*\})?$", (REPO / "docs/api.md").read_text(), re.M
-    )
+    text = (REPO / "docs/api.md").read_text()
+    entries = re.findall(r"^::: (\S+)(?:\n    options: \{(?:heading: ([\w.]+))?.*\})?$", text, re.M)
     headings = {heading: path.rpartition(".")[2] for path, heading in entries if heading}
     assert headings == {f"vitdense.{name}": name for name in vitdense.__all__}
 
@@ -260,10 +254,9 @@ def rows(page, heading):
 def test_every_family_and_size_of_the_model_table_is_in_the_zoo():
     table = rows("docs/model-zoo.md", "Families")
     assert {cells[2] for cells in table} == {f"`vitdense.{row.family}`" for row in MODELS.values()}
+    sizes = r"mini|atto|femto|pico|nano|tiny|small|medium|base|large|huge|giant|7b|so400m|x*[sm]\d\d|\d+$"
     for row in MODELS.values():
-        (size,) = re.findall(
-            r"mini|atto|femto|pico|nano|tiny|small|medium|base|large|huge|giant|7b|so400m|x*[sm]\d\d|\d+$", row.model
-        )[:1]
+        size = re.search(sizes, row.model)[0]
         assert any(size in cells[1] for cells in table if cells[2] == f"`vitdense.{row.family}`"), row.name
 
 
@@ -291,17 +284,14 @@ def test_every_scheme_is_in_the_parity_table_or_named_as_absent():
 
 
 def test_options_of_the_docs_match_init_cfg():
-    assert {cells[0].strip("`") for cells in rows("docs/python.md", "Options")} == {
-        *inspect.signature(load_pretrained).parameters
-    } - {"model", "checkpoint", "allow"}
+    options = {*inspect.signature(load_pretrained).parameters} - {"model", "checkpoint", "allow"}
+    assert {cells[0].strip("`") for cells in rows("docs/python.md", "Options")} == options
 
 
 def test_models_named_in_the_docs_are_in_the_model_table():
+    families = "swin|swinv2|mvitv2|vit|deit|deit3|cait|dinov2|dinov3|eva02|siglip2|pe_spatial"
     for page in PAGES:
-        for name in re.findall(
-            r"`((?:swin|swinv2|mvitv2|vit|deit|deit3|cait|dinov2|dinov3|eva02|siglip2|pe_spatial)_[a-z]\w*(?:\.\w+)?)`",
-            page.read_text(),
-        ):
+        for name in re.findall(rf"`((?:{families})_[a-z]\w*(?:\.\w+)?)`", page.read_text()):
             assert name in NAMING or name.endswith(".pth") or find_model(name), f"{page.name}: {name}"
 
 
@@ -322,12 +312,8 @@ def test_toy_family_is_one_folder_one_line_and_one_row(tmp_path):
     for name in ("vitdense", "tools", "scripts"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests/models").mkdir(parents=True)
-    for name in (
-        "pyproject.toml",
-        "tests/conftest.py",
-        "tests/models/contract_rows.py",
-        "tests/models/test_contract.py",
-    ):
+    copied = ("pyproject.toml", "tests/conftest.py", "tests/models/contract_rows.py", "tests/models/test_contract.py")
+    for name in copied:
         shutil.copy(REPO / name, tmp_path / name)
     places, final, printed = set(), None, None
     for block in blocks(TOY_PAGE):

@@ -46,10 +46,8 @@ def test_rows_of_dinov2_agree_with_timm_on_the_authors_files(name):
 
 def test_gated_rows_name_their_page_and_patches_match_the_arch():
     assert {row.model.split("_")[0] for row in MODELS.values() if row.gate} == {"dinov3"}
-    assert {MODELS[f"dinov3_large.fb_{data}"].mean for data in ("lvd1689m", "sat493m")} == {
-        (0.485, 0.456, 0.406),
-        (0.430, 0.411, 0.296),
-    }
+    means = {MODELS[f"dinov3_large.fb_{data}"].mean for data in ("lvd1689m", "sat493m")}
+    assert means == {(0.485, 0.456, 0.406), (0.430, 0.411, 0.296)}
     assert [find_model(name).patch_size for name in ("dinov3_base", "eva02_base", "swin_tiny")] == [16, 14, None]
 
 
@@ -58,7 +56,6 @@ def test_gated_rows_name_their_page_and_patches_match_the_arch():
     "name", [n if DEFAULTS[row.model] is row else pytest.param(n, marks=pytest.mark.slow) for n, row in MODELS.items()]
 )
 def test_every_row_builds(name):
-    """On the meta device, which holds no memory."""
     with torch.device("meta"):
         model = create(name)
     assert type(model).__name__ == MODELS[name].family

@@ -156,9 +156,8 @@ def small_data(tmp_path_factory):
         (root / f"fields/images/{split}").mkdir(parents=True)
         for path in images.iterdir():
             bands = rng.integers(0, 1000, (72, 96, 5), np.uint16)
-            tifffile.imwrite(
-                root / f"fields/images/{split}/{path.stem}.tif", bands, planarconfig="contig", photometric="minisblack"
-            )
+            place = root / f"fields/images/{split}/{path.stem}.tif"
+            tifffile.imwrite(place, bands, planarconfig="contig", photometric="minisblack")
     Yolo().write(root / "birds")
     VocFolder().write(root / "VOCdevkit/VOC2012")
     return root

@@ -23,8 +23,6 @@ print({name for name in ("timm", "torchvision", "torch._dynamo") if name in sys.
     ("scope", "other", "data"), [("mmdet", "mmseg", "ShapesDataset"), ("mmseg", "mmdet", "ShapesSegDataset")]
 )
 def test_a_trunk_and_data_of_one_framework_without_the_other_and_timm(scope, other, data):
-    for package in (scope, other):
-        pytest.importorskip(package)
     code = f"""
 import sys, vitdense
 from mmengine.registry import DATASETS, MODELS, init_default_scope

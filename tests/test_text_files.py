@@ -31,9 +31,8 @@ def test_every_text_file_has_an_encoding(folder):
     wrong = []
     for file in (REPO / folder).rglob("*.py"):
         for name, options, call in text_calls(ast.parse(file.read_bytes())):
-            if "encoding" not in options or (
-                name == "read_text" and file.name != "files.py" and "errors" not in options
-            ):
+            needed = {"encoding", "errors"} if name == "read_text" and file.name != "files.py" else {"encoding"}
+            if not needed <= options:
                 wrong.append(f"{file.relative_to(REPO)}:{call.lineno}: {ast.unparse(call)}")
     assert not wrong, "read by vitdense.files.read_text, write with encoding='utf-8'"
 

@@ -14,16 +14,10 @@ def image():
     return np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
 
 
-@pytest.fixture
-def labels():
-    labels = np.zeros((40, 60), int)
+def test_overlay_blends_regions_and_is_opaque_along_borders(image):
+    before, labels = image.copy(), np.zeros((40, 60), int)
     labels[:, 30:] = 2
     labels[30:] = 1
-    return labels
-
-
-def test_overlay_blends_regions_and_is_opaque_along_borders(image, labels):
-    before = image.copy()
     got = overlay(image, labels, PALETTE, alpha=0.25)
     assert got.dtype == np.uint8
     for columns, colour in ((slice(0, 29), PALETTE[0]), (slice(31, 60), PALETTE[2])):

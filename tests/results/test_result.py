@@ -104,9 +104,8 @@ def test_coco():
 
 
 def test_supervision(monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "supervision", SimpleNamespace(Detections=lambda *args, **options: (args, options))
-    )
+    supervision = SimpleNamespace(Detections=lambda *args, **options: (args, options))
+    monkeypatch.setitem(sys.modules, "supervision", supervision)
     result = detections()
     result.keypoints = np.zeros((2, 5, 3), np.float32)
     (boxes,), options = result.to_supervision()

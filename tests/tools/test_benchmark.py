@@ -1,13 +1,13 @@
 """`vitdense benchmark`: one run as a user's, and the pairs of models it times."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 import torch
 from conftest import REPO, needs_research
 from mmengine import Config
+from test_tools import tool
 
 import benchmark
 import measuring
@@ -19,10 +19,8 @@ pytestmark = [pytest.mark.long, pytest.mark.commands]
 
 def test_script_prints_ratios():
     options = ["--shape", "64", "96", "--rounds", "1", "--threads", "1", "--json"]
-    command = [sys.executable, "tools/benchmark.py", "swin_tiny", *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPO)
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    printed = tool("benchmark", "swin_tiny", *options).splitlines()
+    results = [json.loads(line) for line in printed if line.startswith("{")]
     assert [result["mode"] for result in results] == ["eval", "train"]
     assert all(result["times_faster"] > 0 for result in results)
     assert all(result["peak_mib"].keys() == {"vitdense", "mmdet"} for result in results)

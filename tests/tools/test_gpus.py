@@ -14,20 +14,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gpus")
-    (folder / "small.py").write_text(shrunk("upernet_swin_nano_shapes", folder))
-    return folder / "small.py"
-
-
 @pytest.mark.parametrize("precision", [[], ["--amp", "bfloat16"], ["--amp", "float16"]], ids=" ".join)
-def test_shards_train_as_copies_of_the_model(config, tmp_path, precision):
+def test_shards_train_as_copies_of_the_model(tmp_path, precision):
     """Sums over GPUs differ in their order, and in half precision by its rounding."""
-    tolerance = 1e-2 if precision else 1e-4
-    memory = {}
+    (tmp_path / "small.py").write_text(shrunk("upernet_swin_nano_shapes", tmp_path))
+    tolerance, memory = 1e-2 if precision else 1e-4, {}
     for name, options in (("copies", []), ("shards", ["--shard"])):
-        torchrun("train", config, "--work-dir", tmp_path / name, *precision, *options)
+        torchrun("train", tmp_path / "small.py", "--work-dir", tmp_path / name, *precision, *options)
         (log,) = (tmp_path / name).glob("*/vis_data/scalars.json")
         memory[name] = max(row.get("memory", 0) for row in map(json.loads, log.read_text().splitlines()))
     assert losses(tmp_path / "shards") == pytest.approx(losses(tmp_path / "copies"), rel=tolerance)

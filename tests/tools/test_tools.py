@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from commands import environment
+from commands import environment, start_tool
 from conftest import REPO
 from mmengine.config import Config
 from mmengine.logging import MMLogger
@@ -54,7 +54,6 @@ def shrunk(name, folder):
 
 
 def printed_by(*words):
-    """What Python prints that succeeds with these words."""
     command = [sys.executable, *map(str, words)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=REPO, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
@@ -115,14 +114,7 @@ def trained(tiny) -> Path:
 
 def test_killed_and_resumed_run_has_bit_identical_weights(tiny, trained):
     folder = tiny.parent / "killed"
-    run = subprocess.Popen(
-        [sys.executable, "tools/train.py", str(tiny), "--work-dir", str(folder)],
-        cwd=REPO,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    run = start_tool("train", tiny, "--work-dir", folder)
     noted = folder / "last_checkpoint"  # written right after iteration 3 of 6, in the middle of the pass over the data
     while not (noted.exists() and noted.read_text()):
         assert run.poll() is None, "training ended before its first checkpoint"
@@ -242,34 +234,27 @@ def test_flops_prints_a_table_or_json(tool_here):
 
 @pytest.fixture(scope="module")
 def segmentor(tiny) -> Path:
-    config = tiny.parent / "segmentor.py"
+    config, folder = tiny.parent / "segmentor.py", tiny.parent / "segmentor"
     config.write_text(shrunk("upernet_swin_nano_shapes", tiny.parent))
-    return config
-
-
-@pytest.fixture(scope="module")
-def trained_segmentor(segmentor) -> Path:
-    folder = segmentor.parent / "segmentor"
-    assert "mIoU:" in tool("train", segmentor, "--work-dir", folder, *watched("wandb"))
+    assert "mIoU:" in tool("train", config, "--work-dir", folder, *watched("wandb"))
     return folder
 
 
 @pytest.mark.slow
-def test_wandb_has_losses_metrics_and_pictures(trained_segmentor):
+def test_wandb_has_losses_metrics_and_pictures(segmentor):
     pytest.importorskip("wandb")
-    (folder,) = trained_segmentor.glob("*/vis_data/wandb/offline-run-*")
+    (folder,) = segmentor.glob("*/vis_data/wandb/offline-run-*")
     (log,) = folder.glob("run-*.wandb")
     assert all(name in log.read_bytes() for name in (b"decode.loss_ce", b"mIoU"))
     assert len(list(folder.glob("files/media/images/*"))) == 2
 
 
 @pytest.mark.slow
-def test_segmentor_with_test_time_augmentation_and_sliding_windows(segmentor, trained_segmentor):
+def test_segmentor_with_test_time_augmentation_and_sliding_windows(segmentor):
     windows = ["mode=slide", "crop_size=(64,64)", "stride=(32,32)"]
     options = ["--cfg-options", *(f"model.test_cfg.{option}" for option in windows)]
     out = segmentor.parent / "metrics.json"
-    command = ["test", segmentor, trained_segmentor, "--work-dir", segmentor.parent / "tested", "--out", out]
-    found = {}
+    command, found = ["test", segmentor, "--out", out], {}
     for name, more in {"whole": [], "tta": ["--tta"], "windows": ["--tta", *options]}.items():
         assert "mIoU" in tool(*command, *more)
         found[name] = tuple(json.loads(out.read_text()).values())

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from kinds import photo
 from PIL import Image
 
 from vitdense.extensions.formats.yolo import read_yolo
@@ -16,9 +17,7 @@ def write(tmp_path):
             for split in ("train", "val"):
                 path = tmp_path / "set/images" / name.replace("train", split)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                exif = Image.Exif()
-                exif[274] = orientation
-                Image.new("RGB", size).save(path, exif=exif)
+                path.write_bytes(photo(0, size, turned=orientation))
         (tmp_path / labels).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / labels).write_text(lines)
         (tmp_path / "data.yaml").write_text(data)

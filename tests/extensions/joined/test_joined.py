@@ -102,17 +102,12 @@ def photos():
 
 
 @pytest.fixture(scope="module")
-def singles(folders):
-    return {name: vitdense.load(folder, onednn=False) for name, folder in folders.items()}
-
-
-@pytest.fixture(scope="module")
 def joined(folders):
     return vitdense.join(*folders.values(), onednn=False)
 
 
-def test_results_of_one_pass_equal_single_models(joined, singles, photos):
-    passes = []
+def test_results_of_one_pass_equal_single_models(joined, folders, photos):
+    singles, passes = {name: vitdense.load(folder, onednn=False) for name, folder in folders.items()}, []
     handle = joined.trunk.source.blocks[0].register_forward_hook(lambda *args: passes.append(1))
     found = joined(photos)
     handle.remove()
@@ -148,26 +143,21 @@ def test_what_differs_is_named(named, options, folders, tmp_path):
         vitdense.join(folders["detector"], tmp_path / "other")
 
 
-def test_names(folders):
+def test_names_masks_and_tiles(folders, tmp_path, monkeypatch):
     for models, options in ((["detector"], {}), (["detector"] * 2, {}), (["detector", "segmentor"], {"names": ["a"]})):
         with pytest.raises(ConfigError, match="different names"):
             vitdense.join(*(folders[name] for name in models), **options)
-    found = vitdense.join(folders["detector"], folders["detector"], names=["a", "b"], tiles=64)
-    image, passes = draw_image(np.random.default_rng(5), (96, 128))[0], []
-    found.trunk.source.blocks[0].register_forward_hook(lambda *args: passes.append(1))
-    alone = vitdense.load(folders["detector"], tiles=64)
-    alone.model.backbone.blocks[0].register_forward_hook(lambda *args: passes.append(2))
-    want = alone(image)
-    assert found(image) == {"a": want, "b": want}
-    assert passes.count(1) == passes.count(2)
-
-
-def test_masks(photos, tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "detector", ("rfdetr_seg_nano_shapes", MODELS["detector"][1]))
     write(tmp_path, "detector")
-    want = vitdense.load(tmp_path)(photos[0], 0.0)
+    found = vitdense.join(tmp_path, tmp_path, names=["a", "b"], tiles=64)
+    image, passes = draw_image(np.random.default_rng(5), (96, 128))[0], []
+    found.trunk.source.blocks[0].register_forward_hook(lambda *args: passes.append(1))
+    alone = vitdense.load(tmp_path, tiles=64)
+    alone.model.backbone.blocks[0].register_forward_hook(lambda *args: passes.append(2))
+    want = alone(image, 0.0)
     assert len(want.masks)
-    assert vitdense.join(tmp_path, tmp_path, names=["a", "b"])(photos[0], 0.0) == {"a": want, "b": want}
+    assert found(image, 0.0) == {"a": want, "b": want}
+    assert passes.count(1) == passes.count(2)
 
 
 def test_predictions_of_each_in_a_folder(folders, photos, tmp_path):

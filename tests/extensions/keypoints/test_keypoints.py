@@ -140,14 +140,9 @@ def content(*annotations, **category):
 
 RIGHT = [10, 20, 2, 30, 40, 1, 0, 0, 0]
 SIGMAS = ([0.1], [0.1, 0.1, 0], [0.1, 0.1, -1], [0.1, 0.1, float("nan")], ["a", 0.1, 0.1], 0.1, 0, {"nose": 0.1}, "0.1")
-PAIRS = [  # out of range, twice, with itself, of three, unknown; no pairs; no involution
-    *(("flip_pairs", pairs) for pairs in ([[1, 3]], [[-1, 0]], [[0, 1], [1, 2]], [[1, 1]], [[0, 1, 2]])),
-    *(
-        ("flip_pairs", pairs)
-        for pairs in ([["left_eye", "eye"]], [1, 2], 5, "ab", {"left_eye": "right_eye"}, [[1, [2]]])
-    ),
-    *(("flip_idx", mirrored) for mirrored in ([1, 2, 0], [0, 2], [0, 2, 1, 3], [0, 2, 2], [0, "a", 1], 3, [0, 3, 1])),
-]
+PAIRS = [[[1, 3]], [[-1, 0]], [[0, 1], [1, 2]], [[1, 1]], [[0, 1, 2]]]  # out of range, twice, with itself, of three
+PAIRS += [[["left_eye", "eye"]], [1, 2], 5, "ab", {"left_eye": "right_eye"}, [[1, [2]]]]  # unknown; no pairs
+MIRRORED = ([1, 2, 0], [0, 2], [0, 2, 1, 3], [0, 2, 2], [0, "a", 1], 3, [0, 3, 1])  # no involution
 
 
 @pytest.mark.parametrize(
@@ -170,7 +165,8 @@ PAIRS = [  # out of range, twice, with itself, of three, unknown; no pairs; no i
         ([0, 0, 2, *RIGHT[3:]], {}, "(0, 0)", False),
         ([x - 5 * (i % 3 == 0) - 10 * (i % 3 == 1) for i, x in enumerate(RIGHT)], {}, None, None),  # one of two is near
         *((RIGHT, {"sigmas": sigmas}, "sigmas", True) for sigmas in SIGMAS),
-        *((RIGHT, {key: pairs}, key, True) for key, pairs in PAIRS),
+        *((RIGHT, {"flip_pairs": pairs}, "flip_pairs", True) for pairs in PAIRS),
+        *((RIGHT, {"flip_idx": mirrored}, "flip_idx", True) for mirrored in MIRRORED),
     ],
 )
 def test_faults(damage, category, what, grave):

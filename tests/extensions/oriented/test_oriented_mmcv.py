@@ -17,8 +17,7 @@ pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compi
 QUARTER = math.pi / 2
 
 
-def random_boxes(count: int) -> torch.Tensor:
-    """In radians."""
+def random_boxes(count: int) -> torch.Tensor:  # in radians
     return torch.cat([torch.rand(count, 2) * 60, torch.rand(count, 2) * 40 + 1, torch.rand(count, 1) * 6 - 3], 1)
 
 

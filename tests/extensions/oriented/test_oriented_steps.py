@@ -80,10 +80,8 @@ def test_a_crop_keeps_objects_whose_centre_is_inside():
 def test_a_mosaic():
     init_default_scope("mmdet")
     parts = [Compose([LOAD])(painted([box])) for box in (*BOXES, BOXES[0])]
-    step = TRANSFORMS.build(
-        dict(type="vitdense.Mosaic", img_scale=SIZE[::-1], center_ratio_range=(1.0, 1.0), pad_val=0)
-    )
-    results = step.transform({**parts[0], "mix_results": parts[1:]})
+    mosaic = dict(type="vitdense.Mosaic", img_scale=SIZE[::-1], center_ratio_range=(1.0, 1.0), pad_val=0)
+    results = TRANSFORMS.build(mosaic).transform({**parts[0], "mix_results": parts[1:]})
     assert len(results["gt_bboxes"]) == 4
     covered, right = shown(results)
     assert min(covered, right) > 0.93, (covered, right)

@@ -32,12 +32,9 @@ KINDS = {"float32": {}, "photos": {}, "int8": {"precision": "int8"}}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_random(tmp_path_factory.mktemp("exported"))
+def export_of(tmp_path_factory):
+    folder = save_random(tmp_path_factory.mktemp("exported"))
 
-
-@pytest.fixture(scope="module")
-def export_of(folder):
     @cache
     def made(kind):
         path = folder / f"{kind}.onnx"

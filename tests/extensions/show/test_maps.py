@@ -9,6 +9,7 @@ import vitdense
 from vitdense.extensions.show import maps as show
 
 SIZES = {"embed_dims": 8, "depths": (2, 2, 2, 2), "num_heads": (1, 2, 4, 8)}
+VIT = {"embed_dims": 32, "depth": 2, "num_heads": 2}
 NON_LOCAL = {"kind": "nonlocal", "after": ((2, 1),)}
 MODELS = {
     "swin": lambda: vitdense.Swin(SIZES, window_size=4),
@@ -19,12 +20,8 @@ MODELS = {
     "nat": lambda: vitdense.NAT("mini"),
     "vit": lambda: vitdense.ViT("deit_tiny_distilled", out_indices=(1,)),
     "vit, windows": lambda: vitdense.ViT("deit_tiny", window_size=2, global_indices=(1,), out_indices=(1,)),
-    "vit, registers and rotary": lambda: vitdense.ViT(
-        {"embed_dims": 32, "depth": 2, "num_heads": 2, "registers": 3, "rope": "dinov3", "qkv_bias": "no_key"}
-    ),
-    "vit, windows and rotary": lambda: vitdense.ViT(
-        {"embed_dims": 32, "depth": 2, "num_heads": 2, "rope": "eva02", "ffn": "swiglu"}, window_size=3
-    ),
+    "vit, registers and rotary": lambda: vitdense.ViT({**VIT, "registers": 3, "rope": "dinov3", "qkv_bias": "no_key"}),
+    "vit, windows and rotary": lambda: vitdense.ViT({**VIT, "rope": "eva02", "ffn": "swiglu"}, window_size=3),
     "cait": lambda: vitdense.CaiT("cait_xxs24", out_indices=(1,)),
     "mvit": lambda: vitdense.MViT("v2_tiny", window="global"),
     "resnet, non-local": lambda: vitdense.NonLocalResNet("resnet18", attention=NON_LOCAL),

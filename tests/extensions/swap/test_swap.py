@@ -172,9 +172,8 @@ def test_printed_lines(mine, capsys):
 
 @pytest.mark.long
 def test_a_config_of_mmseg_keeps_its_name(mine):
-    name = UPERNET
-    assert run(name, "--backbone", "swin_tiny", "--out", "changed.py") == 0
-    assert Path("changed.py").read_text().startswith(f'_base_ = "{name}"\n')
+    assert run(UPERNET, "--backbone", "swin_tiny", "--out", "changed.py") == 0
+    assert Path("changed.py").read_text().startswith(f'_base_ = "{UPERNET}"\n')
     assert load_config("changed.py").model.decode_head.in_channels == SWIN_T
     assert Config.fromfile("changed.py").model.backbone.type == "vitdense.Swin"  # mmengine's own
 
