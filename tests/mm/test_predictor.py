@@ -325,3 +325,12 @@ def test_what_no_model_can_be_loaded_from(folders, tmp_path):
         config.write_text(base + line)
         with pytest.raises(ConfigError, match=named):
             vitdense.load(config, folders["segmentor"] / "iter_1.pth")
+
+
+def test_an_operating_point_in_a_checkpoint_of_an_older_version_is_not_silent(folders, tmp_path, monkeypatch):
+    saved, said = torch.load(folders["detector"] / "iter_1.pth", weights_only=False), []
+    saved["meta"]["operating_point"] = {"wish": "f1"}
+    torch.save(saved, tmp_path / "older.pth")
+    monkeypatch.setattr("vitdense.mm.predictor.print_log", lambda text, *_: said.append(text))
+    vitdense.load(folders["detector"], tmp_path / "older.pth")
+    assert any("--operating-point` finds it again" in text for text in said)

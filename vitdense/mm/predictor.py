@@ -1,6 +1,7 @@
 """A trained detector or segmentor: images in, results out."""
 
 import copy
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -317,6 +318,9 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     check_task(saved, cfg, checkpoint)
     log_differences(saved, cfg, OF_RESULTS)
+    if "operating_point" in (saved.get("meta") or {}):
+        said = "its operating point, which 0.3 wrote, is not read; `vitdense test --operating-point` finds it again"
+        print_log(f"{checkpoint}: {said}", "current", logging.WARNING)
     cfg = copy.deepcopy(cfg)
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
     names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
