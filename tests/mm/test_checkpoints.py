@@ -120,3 +120,10 @@ def test_find_checkpoint_keeps_urls_and_names_of_weights(tmp_path, monkeypatch):
     (tmp_path / name).mkdir()  # a folder of that name has priority
     with pytest.raises(CheckpointNotFoundError):
         find_checkpoint(name)
+
+
+@pytest.mark.parametrize(("version", "said"), [("99.1", "vitdense 99.1 wrote it"), ("new", "meta.vitdense_version")])
+def test_a_checkpoint_of_a_newer_version_is_refused_by_its_name(tmp_path, version, said):
+    torch.save({"state_dict": {}, "meta": {"vitdense_version": version}}, tmp_path / "a.pth")
+    with pytest.raises(CheckpointMismatchError, match=said):
+        read_checkpoint(str(tmp_path / "a.pth"))

@@ -10,8 +10,10 @@ import torch
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.logging import HistoryBuffer
 from mmengine.runner.checkpoint import CheckpointLoader, get_torchvision_models
+from mmengine.utils import digit_version
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_with_path
 
+import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
 from vitdense.checkpoint.read import read, run_globals
 from vitdense.families import is_whole
@@ -50,12 +52,20 @@ def _are_colours(value: object) -> bool:
     return not colours.size or (colours.dtype.kind in "iu" and colours.ndim == 2 and colours.shape[1] == 3)
 
 
+def _is_version(value: object) -> bool:
+    try:
+        return bool(digit_version(value))
+    except (TypeError, ValueError):
+        return False
+
+
 # Fields that a checkpoint may have, and what they are; None is of older files.
 FIELDS = {
     **dict.fromkeys(("meta", "hooks", "ema_state_dict", "meta.dataset_meta"), _is_dict),
     **dict.fromkeys((f"meta.{key}" for key in ("epoch", "iter", "validated", "seed", "images_per_step")), _is_count),
     **dict.fromkeys((f"meta.dataset_meta.{key}" for key in ("classes", "thing_classes", "keypoints")), _are_names),
     "meta.CLASSES": _are_names,
+    "meta.vitdense_version": _is_version,
     "meta.dataset_meta.category_ids": _is_list_of(int),
     "meta.dataset_meta.skeleton": _is_list_of((list, tuple)),
     "meta.dataset_meta.palette": _are_colours,
@@ -92,8 +102,13 @@ def read_checkpoint(filename: str, map_location: Any = None, allow_pickle: bool 
             f"default_hooks=dict(exact_load=dict(type='vitdense.ExactLoadHook', allow_pickle=True))"
         ) from error
     check_fields(saved, filename)
-    if "vitdense_version" in saved.get("meta", {}) and map_location != "meta":  # others may have no checksums
-        check_sums(filename)
+    if written := saved.get("meta", {}).get("vitdense_version"):
+        if digit_version(written)[:3] > digit_version(vitdense.__version__)[:3]:
+            raise CheckpointMismatchError(
+                f"{filename}: vitdense {written} wrote it, and this is {vitdense.__version__}; install that version"
+            )
+        if map_location != "meta":  # other projects' may have no checksums
+            check_sums(filename)
     return saved
 
 
