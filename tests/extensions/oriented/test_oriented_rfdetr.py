@@ -206,7 +206,7 @@ def test_programs_are_compared_by_corners():
     rolled = result(corners=np.roll(want.corners, 1, 1))
     assert compare_results([(rolled, want)], BOUNDS["float32"])[0]
     assert changes([(rolled, want)])[0] == 0
-    moved = result(corners=want.corners + np.float32([[[2, 0]] * 4]))
+    moved = result(corners=want.corners + np.float32([[[0.2, 0]] * 4]))  # as coordinates in half precision
     assert not compare_results([(moved, want)], BOUNDS["float32"])[0]
     far = result(corners=want.corners + np.float32([[[60, 0]] * 4]))
     assert changes([(far, want)])[0] == 2

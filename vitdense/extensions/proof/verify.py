@@ -97,7 +97,8 @@ class Proof:
         if any(one.shape != (blocks,) or not ((one > 0) & (one < np.inf)).all() for one in bounds):
             raise ValueError("got bounds that are not a number above 0 for each block")
         for limits in (self.limits["own"], self.limits["half"]):
-            numbers = [value for name, value in vars(runtime.Bounds(**limits)).items() if name != "error"]
+            given = vars(runtime.Bounds(**limits)).items()
+            numbers = [value for name, value in given if value is not None or name not in ("error", "points")]
             if not np.isfinite(np.array(numbers, float)).all():
                 raise ValueError(f"got limits {limits}")
         for photo, sizes, at, values, found in zip(self.photos, self.sizes, self.at, self.values, self.results):
