@@ -14,6 +14,7 @@ from conftest import REPO
 
 from vitdense import seams
 from vitdense.ops import BUILD_COMMAND, OpNotAvailableError, ops_in_use
+from vitdense.ops.table import OPS
 
 
 def python(code: str, *paths: Path) -> str:
@@ -130,6 +131,12 @@ def test_an_op_without_stand_in_is_named_with_the_build_command(mm, op, call):
     assert op in str(error.value)
     assert BUILD_COMMAND in str(error.value)
     assert isinstance(error.value, NotImplementedError)
+
+
+def test_every_op_of_the_table_is_there_and_imported_when_it_is_called(mm):
+    assert all(callable(getattr(importlib.import_module(module), name)) for name, module in OPS.items())
+    out = python("import sys, vitdense, mmcv.ops\nprint('torchvision' in sys.modules)")
+    assert out.split()[-1] == "False"
 
 
 def test_an_extension_answers_for_an_op(mm, monkeypatch):
