@@ -18,7 +18,6 @@ from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.model import normalisation, padding
 from vitdense.mm.cli import new
 from vitdense.mm.config import own_data
-from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.config.settings import image_size
@@ -132,7 +131,6 @@ def test_rectangles_have_the_ratio_of_the_data(boxes, size, wanted, capsys):
     assert run(*DETECTION, "mine.py", "--method", "rfdetr") == 0
     assert image_size(load_config("mine.py")) == wanted
     assert ("at the cost of" in capsys.readouterr().out) == (wanted[0] != wanted[1])
-    assert own_data._rectangle(384, 16 / 9, 32, 0.9) == (288, 512)
 
 
 def test_images_of_several_ratios_become_squares():
@@ -208,7 +206,6 @@ def test_written_file_is_formatted_and_names_the_recipe_of_the_package(boxes):
     assert run(*DETECTION, "--backbone", "vit_tiny.augreg_in21k", "mine.py") == 0
     text = Path("mine.py").read_text()
     assert '_base_ = "vitdense::configs/cascade_swin_t_coco.py"' in text
-    assert "vitdense train mine.py" in text
     assert 'data_root = "./"' in text
     subprocess.run([ruff, "format", "--check", "--line-length", "120", "mine.py"], check=True)
     subprocess.run([ruff, "check", "--isolated", "--line-length", "120", "--select", "E,W", "mine.py"], check=True)
@@ -261,15 +258,14 @@ def test_a_split_never_replaces_its_source(boxes, capsys):
         (["--val", "0.5", "--val-images", "pictures"], "--val 0.5"),
         (["--iters", "5"], "--epochs"),
         (["--base", "nothing.py"], "nothing.py"),
-        (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--backbone", "swin_tiny"], "--base"),
-        (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--epochs", "5"], "--iters"),
-        (["--base", "{configs}/demo/cascade_swin_nano_coco.py", "--boxes"], "mask head"),
-        (["--base", "{configs}/demo/upernet_swin_nano_camvid.py"], "mmseg"),
+        (["--base", "cascade_swin_nano_coco", "--backbone", "swin_tiny"], "--base"),
+        (["--base", "cascade_swin_nano_coco", "--epochs", "5"], "--iters"),
+        (["--base", "cascade_swin_nano_coco", "--boxes"], "mask head"),
+        (["--base", "upernet_swin_nano_camvid"], "mmseg"),
     ],
 )
-def test_options_that_do_not_fit_are_named(boxes, repo, capsys, args, names):
+def test_options_that_do_not_fit_are_named(boxes, capsys, args, names):
     boxes()
-    args = [arg.format(configs=repo / "configs") for arg in args]
     assert run(*DETECTION, *args, "mine.py") == 2
     assert names in capsys.readouterr().err
     assert not Path("mine.py").exists()
@@ -293,7 +289,7 @@ def test_check_of_the_written_config_finds_missing_images(boxes, capsys, option,
 )
 def test_base_config_for_detection(boxes, base, names):
     boxes(names=names)
-    cfg, original = made(*DETECTION, "--base", find_config(base), "--iters", "5"), load_config(base)
+    cfg, original = made(*DETECTION, "--base", base, "--iters", "5"), load_config(base)
     assert cfg.model.backbone == original.model.backbone
     assert cfg.train_cfg.max_iters == cfg.param_scheduler[-1].end == 5
     for split in ("train", "val", "test"):
@@ -368,7 +364,7 @@ def test_heads_and_what_trains(maps, options, expected):
 @pytest.mark.parametrize("base", ["upernet_swin_nano_camvid", "upernet_swin_nano_shapes"])
 def test_base_config_for_segmentation(maps, base):
     maps()
-    line = [*SEGMENTATION, "--classes", "a,b,c", "--base", find_config(base), "--reduce-zero-label"]
+    line = [*SEGMENTATION, "--classes", "a,b,c", "--base", base, "--reduce-zero-label"]
     assert run(*line, "mine.py") == 2  # 0 is a class: the check finds it
     dataset = made(*line[:-1], "--force").val_dataloader.dataset
     assert dataset.type == "BaseSegDataset"
@@ -379,25 +375,17 @@ def test_base_config_for_segmentation(maps, base):
 
 
 @pytest.mark.parametrize(
-    ("names", "options", "expected"),
+    ("image", "labels", "options", "expected"),
     [
-        ({}, [], (".jpg", ".png")),
-        (
-            {"image": "x/{}.png", "labels": ("x/{}_labels.png",)},
-            ["--label-suffix", "_labels.png"],
-            (".png", "_labels.png"),
-        ),
-        (
-            {"image": "{}_left.png", "labels": ("{}_color.png", "{}_ids.png")},
-            ["--image-suffix", "_left.png", "--label-suffix", "_ids.png"],
-            ("_left.png", "_ids.png"),
-        ),
+        ("{}.jpg", ["{}.png"], "", ".jpg .png"),
+        ("x/{}.png", ["x/{}_labels.png"], "--label-suffix _labels.png", ".png _labels.png"),
+        ("{}_l.png", ["{}_color.png", "{}_ids.png"], "--image-suffix _l.png --label-suffix _ids.png", "_l.png _ids.png"),
     ],
 )
-def test_layouts_of_label_maps(maps, names, options, expected):
-    maps(**names)
-    dataset = made(*SEGMENTATION, "--classes", "a,b,c", *options).train_dataloader.dataset
-    assert (dataset.img_suffix, dataset.seg_map_suffix) == expected
+def test_layouts_of_label_maps(maps, image, labels, options, expected):
+    maps(image, labels)
+    dataset = made(*SEGMENTATION, "--classes", "a,b,c", *options.split()).train_dataloader.dataset
+    assert f"{dataset.img_suffix} {dataset.seg_map_suffix}" == expected
 
 
 @pytest.mark.parametrize(
@@ -430,8 +418,6 @@ def test_a_dense_image_raises_the_limits(boxes, capsys):
     assert "up to 1100 objects in an image" in printed
     assert "can find" not in printed  # the check's warning
     assert cfg.model.test_cfg.rcnn.max_per_img == 2200
-    assert cfg.model.test_cfg.rpn.max_per_img == cfg.model.train_cfg.rpn_proposal.max_per_img == 4400
-    assert cfg.model.roi_head.bbox_head[2].num_classes == 2
     assert cfg.test_evaluator.proposal_nums == [100, 300, 2200]
     assert cfg.test_evaluator.type == "vitdense.FasterCocoMetric"
     assert run("check", "mine.py", "--cfg-options", "model.test_cfg.rcnn.max_per_img=100") == 0
