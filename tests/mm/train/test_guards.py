@@ -82,22 +82,19 @@ class Metric(BaseMetric):
 
 
 @pytest.fixture
-def make(repo, tmp_path, monkeypatch):
+def make(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(MMLogger, "_instance_dict", OrderedDict())  # named by the second, which runs can share
 
     def config(work_dir="work", epochs=False, **options):
-        cfg = load_config(
-            repo / "configs/demo/upernet_swin_nano_shapes.py", {"data_root": f"{tmp_path}/shapes/"}, work_dir
-        )
+        cfg = load_config("upernet_swin_nano_shapes", {"data_root": f"{tmp_path}/shapes/"}, work_dir)
         cfg.model.backbone.arch = dict(embed_dims=8, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1))
         cfg.model.decode_head.update(in_channels=[8, 16, 32, 64], channels=8)
         cfg.model.auxiliary_head.update(in_channels=32, channels=8)
         for split in ("train", "val", "test"):
             loader = cfg[f"{split}_dataloader"]
             loader.update(batch_size=2, num_workers=0, persistent_workers=False)
-            draw = dict(num_train=12, num_val=2, image_size=(64, 64))
-            loader.dataset.update(data_root=f"{tmp_path}/shapes/", draw=draw)
+            loader.dataset.draw = dict(num_train=12, num_val=2, image_size=(64, 64))
         cfg.train_cfg.update(max_iters=LENGTH, val_interval=100)
         cfg.param_scheduler = [dict(type="ConstantLR", factor=1.0, by_epoch=False, begin=0, end=LENGTH)]
         cfg.default_hooks.checkpoint.update(interval=1, max_keep_ckpts=2, save_best=None)
@@ -146,31 +143,26 @@ def poison(runner):
 
 
 def test_a_step_that_is_not_finite_is_refused(make):
-    huge = {"optim_wrapper.optimizer.lr": 1e12}
-    with pytest.raises(StepError, match=r"iteration 2: the gradients are not finite") as error:
-        launch.train(make(**huge))
-    message = str(error.value)
-    assert "decode.loss_ce nan" in message
-    assert "shapes/train/0000" in message
+    said = r"iteration 2: the gradients are not finite.*decode\.loss_ce nan.*shapes/train/0000"
+    with pytest.raises(StepError, match=f"(?s){said}"):
+        launch.train(make(**{"optim_wrapper.optimizer.lr": 1e12}))
     assert checkpoints() == ["iter_1.pth"]
     assert is_finite("work/iter_1.pth")
 
 
 @pytest.mark.parametrize("name", ["eomt", "rfdetr", "dino_swin", "sparse_rcnn_swin", "mask2former_swin"])
-def test_a_matching_without_finite_costs_is_refused_as_gradients_are(name, repo, tmp_path, monkeypatch):
+def test_a_matching_without_finite_costs_is_refused_as_gradients_are(name, tmp_path, monkeypatch):
     """Weights that an overflow made NaN. SciPy, which matches, would be the first to say so."""
     monkeypatch.chdir(tmp_path)
-    cfg = load_config(repo / f"configs/demo/{name}_nano_shapes.py", work_dir="work")
-    loader = cfg.train_dataloader
-    loader.update(batch_size=1, num_workers=0, persistent_workers=False)
-    loader.dataset.update(data_root=f"{tmp_path}/shapes/", draw=dict(num_train=4, num_val=1, image_size=(64, 64)))
-    cfg.update(val_cfg=None, val_dataloader=None, val_evaluator=None)
-    cfg.update(test_cfg=None, test_dataloader=None, test_evaluator=None)
+    cfg = load_config(f"{name}_nano_shapes", {"data_root": f"{tmp_path}/shapes/"}, "work")
+    cfg.train_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.dataset.draw = dict(num_train=4, num_val=1, image_size=(64, 64))
+    cfg.update({f"{split}_{part}": None for split in ("val", "test") for part in ("cfg", "dataloader", "evaluator")})
     cfg.train_cfg = dict(type="IterBasedTrainLoop", max_iters=4)
     cfg.optim_wrapper.optimizer.lr = 1e12
-    with pytest.raises(StepError, match=r"iteration \d: the (costs of matching|gradients).* are not finite") as error:
+    said = r"(?s)iteration \d: the (costs of matching|gradients).* are not finite.*shapes/train/0000"
+    with pytest.raises(StepError, match=said):
         launch.train(cfg)
-    assert "shapes/train/0000" in str(error.value)
 
 
 def test_weights_that_are_not_finite_replace_no_checkpoint(make, monkeypatch):
@@ -200,8 +192,6 @@ def test_a_work_folder_is_used_once(make):
         launch.train(make("other"))
     with pytest.raises(ConfigError, match=r"--overwrite.*--resume"):
         launch.train(make(), overwrite=True, resume="auto")
-    Path("work/mine.pth").write_bytes(b"of the user")
-    Path("work/iter_100.pth").write_bytes(b"of a longer run")
     Path(f"work/.{'a1' * 16}.pth").write_bytes(b"of a killed save")
     before = files("work")
     with pytest.raises(ConfigError, match="does not start"):
@@ -209,11 +199,8 @@ def test_a_work_folder_is_used_once(make):
     assert before - files("work") == {f".{'a1' * 16}.pth"}
     assert "seed=5" not in Path("work/upernet_swin_nano_shapes.py").read_text()
     launch.train(make(randomness=dict(seed=5)), overwrite=True)
-    assert checkpoints() == ["iter_5.pth", "iter_6.pth"]
-    assert Path("work/mine.pth").exists()
-    assert checkpoints("work/replaced_1") == ["iter_100.pth", "iter_5.pth", "iter_6.pth"]
+    assert checkpoints() == checkpoints("work/replaced_1") == ["iter_5.pth", "iter_6.pth"]
     assert "seed=5" not in Path("work/replaced_1/upernet_swin_nano_shapes.py").read_text()
-    assert {each.removeprefix("replaced_1/") for each in files("work")} >= before & files("work/replaced_1")
 
 
 def test_a_copied_work_folder_does_not_change_the_original(make):
@@ -277,7 +264,6 @@ def test_changed_trainings_are_not_resumed(make):
     ("epochs", "at"), [(True, 8), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((False, 4), (True, 2)))]
 )
 def test_a_signal_saves_and_the_resumed_run_is_equal(make, monkeypatch, epochs, at):
-    """Also within an epoch."""
     launch.train(make("whole", epochs))
     monkeypatch.setattr(At, "action", stop)
     before = signal.getsignal(signal.SIGUSR1)
@@ -370,17 +356,15 @@ def test_early_stopping_between_checkpoints_saves_one_before_other_hooks_fail(ma
     with pytest.raises(ZeroDivisionError):
         launch.train(make(**options))
     assert checkpoints() == ["iter_3.pth"]
-    assert WorkFolder("work").latest == Path("work/iter_3.pth")
-    assert read_checkpoint("work/iter_3.pth")["meta"]["iter"] == 3
 
 
 def test_the_best_checkpoint_of_accumulated_steps_lacks_no_gradients(make):
     options = {"optim_wrapper.accumulative_counts": 3, "train_cfg.val_interval": 3}
     options |= {"default_hooks.checkpoint.save_best": "mIoU", "default_hooks.checkpoint.interval": 3}
     launch.train(make(**options))
-    (log,) = Path("work").glob("*/*.log")
-    assert "Saving checkpoint" in log.read_text(encoding="utf-8")
-    assert "are not in the checkpoint" not in log.read_text(encoding="utf-8")
+    (log,) = (path.read_text(encoding="utf-8") for path in Path("work").glob("*/*.log"))
+    assert "Saving checkpoint" in log
+    assert "are not in the checkpoint" not in log
 
 
 @pytest.mark.parametrize("clip", [None, dict(max_norm=1.0), dict(clip_value=1.0, type="value")])
@@ -452,5 +436,4 @@ def test_class_names_like_templates_are_read_back_from_the_work_folder(make, mon
     names = ("{{$HOME:x}}", "{{ fileBasename }}", "{{_base_.model}}", *"abcdef")
     cfg = make(**{"train_dataloader.dataset.metainfo": {"classes": names}})
     WorkFolder("work").write_config(cfg)
-    again = load_config("work")
-    assert tuple(again.train_dataloader.dataset.metainfo.classes) == names
+    assert tuple(load_config("work").train_dataloader.dataset.metainfo.classes) == names
