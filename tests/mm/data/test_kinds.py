@@ -191,6 +191,7 @@ def shared_file(data):
 
 
 OWL = add("annotations", id=99, category_id=7, **at(1, 1, 9, 9))
+HUGE = rle_of([10**6] * 2, [10**12])
 COCO = {  # change, what is right, words of the message
     "sound": (both(lambda content: None), FINE),
     "a BOM": (raw(lambda text: b"\xef\xbb\xbf" + text.encode()), FINE),
@@ -284,11 +285,7 @@ COCO = {  # change, what is right, words of the message
     "a polygon with NaN": (both(one(segmentation=[[NAN, 1, 9, 1, 9, 9]])), REFUSED, "finite"),
     "a polygon at 1e9": (both(one(segmentation=[[1e9, 1, 9, 1, 9, 9]])), REFUSED, "far outside"),
     "run-length codes of width and height": (both(every(segmentation=rle_of([W, H]))), REFUSED, "another size"),
-    "run-length codes of 10^12 pixels": (
-        both(one(segmentation=rle_of([10**6] * 2, [10**12]))),
-        REFUSED,
-        "another size",
-    ),
+    "run-length codes of 10^12 pixels": (both(one(segmentation=HUGE)), REFUSED, "another size"),
     "run-length codes that are too short": (both(one(segmentation=rle_of(counts=[0, 5]))), REFUSED, "counts"),
     "run-length codes of garbage": (both(one(segmentation=rle_of(counts="ooooooo0"))), REFUSED, "counts"),
     "another name in the validation": (val(joined("Cat", "Dog")), REFUSED, "Cat"),
@@ -443,11 +440,7 @@ MAPS = {
     "a class absent from the validation": (maps(lambda x: np.where(x == 1, 2, x).astype(np.uint8), ("val",)), FINE),
     "a class that never occurs": (option(classes="cat,dog,sky,owl"), WARNED, "owl"),
     "JPEG": (also(suffix(".jpg", "JPEG"), option(classes=many(255))), WARNED, "JPEG"),
-    "the validation is the training": (
-        lambda d: d.options.extend(["--val-images", "train", "--val-labels", "train_maps"]),
-        WARNED,
-        "both",
-    ),
+    "the validation is the training": (option("--val-images", "train", "--val-labels", "train_maps"), WARNED, "both"),
     "images of another suffix": (image("train/7.png", photo(7, form="PNG")), WARNED, "suffix"),
     "a value without a class": (maps(lambda x: (x + (x == 2)).astype(np.uint8)), REFUSED, "no class"),
     "256 classes, the last of them 255": (option(classes=many(256)), REFUSED, "255"),
@@ -521,11 +514,7 @@ PANOPTIC = {
     "the validation is the training": (panoptic_of_training, WARNED, "both"),
     "ids that are not in the PNGs": (both(segments(id=77)), REFUSED, "no pixel"),
     "no segments": (both(all_segments(list.clear)), REFUSED, "no annotations"),
-    "a segment that is not in the file": (
-        both(lambda c: c["annotations"][0]["segments_info"].pop(0)),
-        REFUSED,
-        "no segment in the file",
-    ),
+    "a segment that is not in the file": (both(all_segments(lambda s: s.pop(0))), REFUSED, "no segment in the file"),
     "a category that is not in the file": (both(segments(category_id=77)), REFUSED, "category"),
     "iscrowd a text": (both(segments(iscrowd="0")), REFUSED, "iscrowd"),
     "an id twice": (both(all_segments(lambda s: s.append(dict(s[0])))), REFUSED, "twice"),
@@ -556,10 +545,7 @@ def voc(*names, classes=("cat", "dog")):
     return lambda data: vars(data).update(names=list(names), dataset={"metainfo": {"classes": classes}})
 
 
-def xml(content, name="Annotations/train0.xml"):
-    return lambda data: data.files.__setitem__(name, content)
-
-
+XML = "Annotations/train0.xml"
 NO_BOX = b"<annotation><object><name>cat</name></object></annotation>"
 OWL_XML = b"<annotation><object><name>owl</name><bndbox><xmin>9</xmin><ymin>9</ymin><xmax>39</xmax><ymax>39</ymax>"
 OWL_XML += b"</bndbox></object></annotation>"
@@ -571,9 +557,9 @@ VOC = {
     "difficult alone": (lambda data: vars(data).update(difficult=1), REFUSED, "difficult"),
     "a name more": (voc("cat", "dog", "owl"), WARNED, "owl"),
     "a class without objects": (voc("cat", "dog", classes=("cat", "dog", "owl")), WARNED, "owl"),
-    "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),
-    "an object without a box": (xml(NO_BOX), REFUSED, "train0.xml"),
-    "an image that does not exist": (lambda data: data.files.pop("train/0.jpg"), REFUSED, "train0.jpg"),
+    "XML that is cut": (image(XML, b"<annotation><size>"), REFUSED, "train0.xml"),
+    "an object without a box": (image(XML, NO_BOX), REFUSED, "train0.xml"),
+    "an image that does not exist": (absent("train/0.jpg"), REFUSED, "train0.jpg"),
     "an image of another size": (image("train/0.jpg", photo(5, (W + 9, H))), REFUSED, "size"),
 }
 
@@ -601,7 +587,7 @@ def as_png(data):
 
 
 def declared(encoding, content=b""):
-    return xml(b"<?xml version='1.0' encoding='" + encoding + b"'?><annotation>" + content + b"</annotation>")
+    return image(XML, b"<?xml version='1.0' encoding='" + encoding + b"'?><annotation>" + content + b"</annotation>")
 
 
 VOC_FOLDERS = {
@@ -613,12 +599,12 @@ VOC_FOLDERS = {
     "names with blanks": (named(" cat", "dog\n"), FINE),
     "PNG": (as_png, FINE),
     "no size": (lambda data: setattr(data, "size", ""), FINE),
-    "another name in the validation": (xml(OWL_XML, "Annotations/val0.xml"), WARNED, "owl"),
+    "another name in the validation": (image("Annotations/val0.xml", OWL_XML), WARNED, "owl"),
     "difficult alone": (lambda data: vars(data).update(difficult=1), REFUSED, "crowds"),
     "an encoding that does not exist": (declared(b"none"), REFUSED, "train0.xml"),
     "bytes of another encoding": (declared(b"utf-8", b"\xe9"), REFUSED, "train0.xml"),
-    "XML that is cut": (xml(b"<annotation><size>"), REFUSED, "train0.xml"),
-    "an object without a box": (xml(NO_BOX), REFUSED, "train0.xml"),
+    "XML that is cut": (image(XML, b"<annotation><size>"), REFUSED, "train0.xml"),
+    "an object without a box": (image(XML, NO_BOX), REFUSED, "train0.xml"),
     "an empty name": (named("cat", ""), REFUSED, "no name"),
     "no objects": (named(), REFUSED, "categories"),
     "no list": (listed(val=""), REFUSED, "val.txt"),
@@ -630,24 +616,34 @@ VOC_FOLDERS = {
 TABLES = {Coco: COCO, Panoptic: PANOPTIC, Maps: MAPS, Yolo: YOLO, Voc: VOC, VocFolder: VOC_FOLDERS}
 
 
+@pytest.fixture
+def made(bases, tmp_path, monkeypatch):
+    """The commands on a data set with a change, in place of that of a base config."""
+
+    def make(kind, change, base=None, **attributes):
+        data = kind()
+        change(data)
+        vars(data).update(attributes)
+        monkeypatch.chdir(tmp_path)
+        return Tools(data, tmp_path, bases[base or kind.format], monkeypatch)
+
+    return make
+
+
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, rows in TABLES.items() for name in rows])
-def test_rows(kind, name, bases, tmp_path, monkeypatch):
+def test_rows(kind, name, made):
     if kind in (Yolo, Voc, VocFolder):
         pytest.importorskip("vitdense.extensions.formats")
-    data, (change, right, *words) = kind(), TABLES[kind][name]
-    change(data)
-    monkeypatch.chdir(tmp_path)
-    tools = Tools(data, tmp_path, bases[data.format], monkeypatch)
+    change, right, *words = TABLES[kind][name]
+    tools = made(kind, change)
     said = {} if tools.asked is None else {"new": tools.new()}
     if tools.configs:  # YOLO's are written as COCO's
         said |= {"check": tools.check(), "train": tools.start("train", "val")}
-    if data.format in ("yolo", "voc_folder") and right == WARNED:  # the lines are no longer there
+    if kind in (Yolo, VocFolder) and right == WARNED:  # the lines are no longer there
         said = {"new": said["new"]}
-    wrong = {
-        tool: found for tool, found in said.items() if found.verdict != right or not all(x in found for x in words)
-    }
+    wrong = {tool: x for tool, x in said.items() if x.verdict != right or not all(word in x for word in words)}
     assert not wrong
-    if data.format != "maps" and tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
+    if kind != Maps and tools.configs and tools.has_truth and tools.start("test").verdict != REFUSED:
         score = tools.score()
         if any("COCO's metric counts them" in found for found in said.values()):  # what a training leaves out
             assert score < 1
@@ -660,12 +656,8 @@ OF_MASKS += ["a polygon with NaN", "a polygon of half a point", "run-length code
 
 
 @pytest.mark.parametrize("name", OF_MASKS)
-def test_masks_stop_a_training_only_where_it_loads_them(name, bases, tmp_path, monkeypatch):
-    data, (change, *_) = Coco(), COCO[name]
-    change(data)
-    data.options = ["--boxes"]
-    monkeypatch.chdir(tmp_path)
-    tools = Tools(data, tmp_path, bases["yolo"], monkeypatch)
+def test_masks_stop_a_training_only_where_it_loads_them(name, made):
+    tools = made(Coco, COCO[name][0], "yolo", options=["--boxes"])
     said = {"new": tools.new(), "check": tools.check(), "train": tools.start("train", "val")}
     right = FINE if "ull" in name or "absent" in name else WARNED
     assert {tool: found.verdict for tool, found in said.items()} == dict.fromkeys(said, right)
@@ -673,45 +665,33 @@ def test_masks_stop_a_training_only_where_it_loads_them(name, bases, tmp_path, m
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_missing_masks_name_the_way_out_if_any_step_loads_them(nested, bases, tmp_path, monkeypatch):
-    data, base = Coco(), copy.deepcopy(bases["coco"])
-    both(one(segmentation=[]))(data)
+def test_missing_masks_name_the_way_out_if_any_step_loads_them(nested, made):
+    tools = made(Coco, both(one(segmentation=[])))
     load = {"type": "LoadAnnotations", "with_mask": True}
     if nested:
         load = {"type": "RandomChoice", "transforms": [[load]]}
-    base.train_dataloader.dataset.pipeline = [load]
-    monkeypatch.chdir(tmp_path)
-    assert "--boxes" in Tools(data, tmp_path, base, monkeypatch).start("train")
+    tools.base = copy.deepcopy(tools.base)
+    tools.base.train_dataloader.dataset.pipeline = [load]
+    assert "--boxes" in tools.start("train")
 
 
-def test_one_process_of_a_machine_reads(bases, tmp_path, monkeypatch):
-    data = Coco()
-    both(one(image_id=99))(data)
-    monkeypatch.chdir(tmp_path)
-    tools = Tools(data, tmp_path, bases["coco"], monkeypatch)
+def test_one_process_of_a_machine_reads(made, monkeypatch):
+    tools = made(Coco, both(one(image_id=99)))
     assert tools.start("train").verdict == REFUSED
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert tools.start("train").verdict == FINE
 
 
 @pytest.mark.parametrize("drop", [False, True])
-def test_an_object_that_is_annotated_twice_is_dropped_by_an_option(drop, bases, tmp_path, monkeypatch):
-    data = Coco()
-    both(double)(data)
-    data.dataset = {"type": "vitdense.CocoDataset", "drop_doubles": drop}
-    monkeypatch.chdir(tmp_path)
-    tools = Tools(data, tmp_path, bases["coco"], monkeypatch)
+def test_an_object_that_is_annotated_twice_is_dropped_by_an_option(drop, made):
+    tools = made(Coco, both(double), dataset={"type": "vitdense.CocoDataset", "drop_doubles": drop})
     dataset = DATASETS.build({**tools.config().train_dataloader.dataset, "pipeline": []})
     assert len(dataset.get_data_info(0)["instances"]) == (2 if drop else 4)
     assert tools.score() == pytest.approx(1)
 
 
-def test_a_metric_that_does_not_know_of_dropped_objects_is_refused(bases, tmp_path, monkeypatch):
-    data = Coco()
-    both(double)(data)
-    data.dataset = {"type": "vitdense.CocoDataset", "drop_doubles": True}
-    monkeypatch.chdir(tmp_path)
-    cfg = Tools(data, tmp_path, bases["coco"], monkeypatch).config()
+def test_a_metric_that_does_not_know_of_dropped_objects_is_refused(made):
+    cfg = made(Coco, both(double), dataset={"type": "vitdense.CocoDataset", "drop_doubles": True}).config()
     for metric, number in (("mmdet.CocoMetric", 0), ("mmdet.CocoOccludedSeparatedMetric", 1)):
         cfg.val_evaluator = {"type": metric, "ann_file": "val.json"}
         follow_classes(cfg)
@@ -720,17 +700,17 @@ def test_a_metric_that_does_not_know_of_dropped_objects_is_refused(bases, tmp_pa
         assert all(fault.grave and "drop_doubles" in str(fault) for fault in found)
 
 
-def test_what_is_damaged_or_repaired_between_two_looks_is_seen(bases, tmp_path, monkeypatch):
-    """The PNG of segments is in a sub-folder."""
-    data = Panoptic()
-    data.train["images"][0]["file_name"] = "a/0.jpg"
-    data.train["annotations"][0]["file_name"] = "a/0.png"
-    data.files["train/a/0.jpg"] = data.files.pop("train/0.jpg")
-    png = data.files["train_png/a/0.png"] = data.files.pop("train_png/0.png")
-    monkeypatch.chdir(tmp_path)
-    tools = Tools(data, tmp_path, bases["panoptic"], monkeypatch)
+def test_what_is_damaged_or_repaired_between_two_looks_is_seen(made):
+    def in_a_folder(data):
+        data.train["images"][0]["file_name"] = "a/0.jpg"
+        data.train["annotations"][0]["file_name"] = "a/0.png"
+        data.files["train/a/0.jpg"] = data.files.pop("train/0.jpg")
+        data.files["train_png/a/0.png"] = data.files.pop("train_png/0.png")
+
+    tools, file = made(Panoptic, in_a_folder), Path("train_png/a/0.png")
+    png = file.read_bytes()
     for content, right in ((png, FINE), (png[:40], REFUSED), (png, FINE)):
-        (tmp_path / "train_png/a/0.png").write_bytes(content)
+        file.write_bytes(content)
         assert [tools.check().verdict, tools.start("train", "val").verdict] == [right, right]
 
 

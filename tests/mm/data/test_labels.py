@@ -35,13 +35,18 @@ MECHANISMS = (
 DATA, HERE, CLASSES = "tests/mm/data", "tests/mm/data/test_labels.py", "tests/mm/config/test_classes.py"
 EXPORT, RESULT, EXTENSION = "tests/mm/export", "tests/results/test_result.py", "tests/extensions"
 PREDICT, VERIFY = "tests/mm/cli/test_predict.py", f"{EXTENSION}/proof/test_verify_command.py"
+QUERIES, PHOTOS = f"{EXPORT}/test_whole_mask_transformers.py", f"{EXTENSION}/photos"
+SEGMENTS, POINT = f"{DATA}/test_panoptic.py", f"{EXTENSION}/operating_point/test_option.py"
+MOSAIC = f"{DATA}/test_transforms.py::test_mosaic_has_the_masks_of_its_objects"
+EVALUATED = f"{PHOTOS}/test_photos.py::test_a_program_of_photos_is_evaluated_as_its_checkpoint"
+MIXED = "tests/mm/checks/test_values.py::test_steps_that_mix_boxes_alone_are_named"
 PICTURES = (RIGHT, f"{EXTENSION}/report/test_report.py::test_a_picture_per_image_of_the_first_batch")
 FLIPS = (RIGHT, f"{HERE}::test_flips")
 JOINED = (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_results_of_one_pass_equal_single_models")
 CACHED = f"{EXTENSION}/features/test_features.py::test_training_with_float32_maps_equals_training_without_cache"
 CACHED_FOR_ALL = (ABSENT, f"maps are stored without labels, which are read as ever: {CACHED}")
 ABSENT_FIELD = f"{RESULT}::test_a_method_that_needs_an_absent_field_raises"
-NO_POINT = (REFUSED, "expected a COCO metric", f"{EXTENSION}/operating_point/test_option.py::test_what_is_refused")
+NO_POINT = (REFUSED, "expected a COCO metric", f"{POINT}::test_what_is_refused")
 
 BOX = {
     "order of names in files": (RIGHT, f"{CLASSES}::test_labels_and_metrics_of_a_file_in_another_order_match_by_name"),
@@ -59,25 +64,16 @@ BOX = {
     "predict --as-dataset": (RIGHT, f"{PREDICT}::test_detections_as_a_training_set"),
     "to_coco": (RIGHT, f"{RESULT}::test_coco"),
     "export": (RIGHT, f"{EXPORT}/test_whole_detectors.py::test_as_predict"),
-    "export --with-preprocessing": (
-        RIGHT,
-        f"{EXTENSION}/photos/test_preprocessing.py::test_boxes_are_in_pixels_of_the_photo",
-    ),
+    "export --with-preprocessing": (RIGHT, f"{PHOTOS}/test_preprocessing.py::test_boxes_are_in_pixels_of_the_photo"),
     "verify": (RIGHT, f"{VERIFY}::test_objects_are_in_the_pixels_of_a_photo_that_is_resized"),
-    "operating point": (
-        RIGHT,
-        f"{EXTENSION}/operating_point/test_option.py::test_objects_are_right_as_coco_matches_them",
-    ),
+    "operating point": (RIGHT, f"{POINT}::test_objects_are_right_as_coco_matches_them"),
     "joined models": JOINED,
     "cached features": CACHED_FOR_ALL,
     "metric as pycocotools": (RIGHT, "tests/peers/test_coco_metric.py::test_odd_files"),
 }
 MASK = BOX | {
     "checks": (RIGHT, f"{DATA}/test_kinds.py::test_masks_stop_a_training_only_where_it_loads_them"),
-    "crops, mosaics, pasted objects": (
-        *(RIGHT, f"{DATA}/test_transforms.py::test_mosaic_has_the_masks_of_its_objects"),
-        "tests/mm/checks/test_values.py::test_steps_that_mix_boxes_alone_are_named",
-    ),
+    "crops, mosaics, pasted objects": (RIGHT, MOSAIC, MIXED),
     "new": (RIGHT, "tests/mm/cli/test_new.py::test_detection"),
     "export": (RIGHT, f"{EXPORT}/test_whole_rfdetr.py::test_mask_recipe_from_its_checkpoint_to_the_runtime"),
     "joined models": (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_masks"),
@@ -97,13 +93,8 @@ LABEL_MAP = {
     "supervision": (REFUSED, "to_supervision", ABSENT_FIELD),
     "predict --as-dataset": (RIGHT, f"{PREDICT}::test_label_maps_as_a_training_set"),
     "to_coco": (REFUSED, "to_coco", ABSENT_FIELD),
-    "export": (
-        RIGHT,
-        f"{EXPORT}/test_whole_mask_transformers.py::test_a_segmentor_of_queries_is_padded_and_cut_as_mmseg_does",
-    ),
-    "export --with-preprocessing": (
-        *(RIGHT, f"{EXTENSION}/photos/test_photos.py::test_a_program_of_photos_is_evaluated_as_its_checkpoint"),
-    ),
+    "export": (RIGHT, f"{QUERIES}::test_a_segmentor_of_queries_is_padded_and_cut_as_mmseg_does"),
+    "export --with-preprocessing": (RIGHT, EVALUATED),
     "verify": (RIGHT, f"{VERIFY}::test_the_program_itself_is_the_same"),
     "operating point": NO_POINT,
     "joined models": JOINED,
@@ -111,19 +102,14 @@ LABEL_MAP = {
     "metric as pycocotools": (ABSENT, "mmseg's IoUMetric counts pixels of labels, by mmseg's own reader"),
 }
 PANOPTIC = {
-    "order of names in files": (
-        *(RIGHT, f"{DATA}/test_panoptic.py::test_labels_are_things_then_stuff_whatever_the_order_of_the_file"),
-    ),
+    "order of names in files": (RIGHT, f"{SEGMENTS}::test_labels_are_things_then_stuff_whatever_the_order_of_the_file"),
     "order of names in a checkpoint": (RIGHT, f"{HERE}::test_names_of_segments_follow_a_checkpoint"),
     "checks": (RIGHT, f"{DATA}/test_kinds.py::test_rows"),
     "pictures of check": (RIGHT, f"{HERE}::test_pictures_of_segments"),
     "flips": FLIPS,
-    "crops, mosaics, pasted objects": (
-        *(RIGHT, f"{HERE}::test_crops_of_segments"),
-        "tests/mm/checks/test_values.py::test_steps_that_mix_boxes_alone_are_named",
-    ),
-    "joined data": (RIGHT, f"{DATA}/test_panoptic.py::test_joined_panoptic_data_with_other_classes_match_by_name"),
-    "new": (RIGHT, f"{DATA}/test_panoptic.py::test_new_panoptic_with_classes_that_the_base_does_not_have"),
+    "crops, mosaics, pasted objects": (RIGHT, f"{HERE}::test_crops_of_segments", MIXED),
+    "joined data": (RIGHT, f"{SEGMENTS}::test_joined_panoptic_data_with_other_classes_match_by_name"),
+    "new": (RIGHT, f"{SEGMENTS}::test_new_panoptic_with_classes_that_the_base_does_not_have"),
     "tiles in predict": (REFUSED, "got a panoptic model", f"{HERE}::test_segments_in_tiles"),
     "tiles in test": (REFUSED, "got a panoptic model", f"{HERE}::test_segments_in_tiles"),
     "results": (RIGHT, f"{RESULT}::test_pictures_with_a_legend"),
@@ -131,20 +117,15 @@ PANOPTIC = {
     "predict --as-dataset": (REFUSED, "--as-dataset", f"{HERE}::test_segments_as_a_data_set"),
     "to_coco": (REFUSED, "to_coco", ABSENT_FIELD),
     "export": (
-        *(
-            RIGHT,
-            f"{EXPORT}/test_whole_mask_transformers.py::test_the_command_compares_at_a_size_that_the_program_has_not_seen",
-        ),
-        f"{EXPORT}/test_whole_mask_transformers.py::test_pmt_at_two_sizes_and_batches",
+        *(RIGHT, f"{QUERIES}::test_the_command_compares_at_a_size_that_the_program_has_not_seen"),
+        f"{QUERIES}::test_pmt_at_two_sizes_and_batches",
     ),
-    "export --with-preprocessing": (
-        *(RIGHT, f"{EXTENSION}/photos/test_preprocessing.py::test_segments_are_in_pixels_of_the_photo"),
-    ),
+    "export --with-preprocessing": (RIGHT, f"{PHOTOS}/test_preprocessing.py::test_segments_are_in_pixels_of_the_photo"),
     "verify": (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_a_proof_of_each_model"),
     "operating point": NO_POINT,
     "joined models": JOINED,
     "cached features": CACHED_FOR_ALL,
-    "metric as pycocotools": (ABSENT, f"panoptic quality is panopticapi's: {DATA}/test_panoptic.py"),
+    "metric as pycocotools": (ABSENT, f"panoptic quality is panopticapi's: {SEGMENTS}"),
 }
 COLUMNS = {"box": BOX, "mask": MASK, "label map": LABEL_MAP, "panoptic segment": PANOPTIC}
 for file in sorted(REPO.glob("tests/extensions/*/column.py")):
