@@ -15,7 +15,6 @@ from vitdense.checkpoint import read as read_module
 from vitdense.checkpoint.errors import CheckpointMismatchError, CheckpointNotFoundError
 from vitdense.checkpoint.read import read
 from vitdense.mm.checkpoints import RUN_GLOBALS, install_loader, read_checkpoint
-from vitdense.mm.train.hooks import ExactLoadHook
 from vitdense.mm.work_folder import find_checkpoint
 
 
@@ -69,12 +68,7 @@ def test_torchvision_names_have_the_weights_of_mmengine(tmp_path, monkeypatch):
 
 
 class Model(BaseModel):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def forward(self, *args, **kwargs):
-        raise NotImplementedError
+    forward = None
 
 
 class Custom:
@@ -84,12 +78,8 @@ class Custom:
 def test_custom_object_in_the_message_hub_needs_allow_pickle(tmp_path):
     path = str(tmp_path / "run.pth")
     model = Model()
+    model.layer = torch.nn.Linear(1, 1)
     torch.save({"state_dict": model.state_dict(), "message_hub": {"runtime_info": {"mine": Custom()}}}, path)
-    install_loader()
-    with pytest.raises(CheckpointMismatchError, match="allow_pickle"):
-        CheckpointLoader.load_checkpoint(path)
-    ExactLoadHook(allow_pickle=True)
-    assert isinstance(CheckpointLoader.load_checkpoint(path)["message_hub"]["runtime_info"]["mine"], Custom)
     install_loader()  # as the tools do, before the Runner makes its hooks
     refused = pytest.raises(CheckpointMismatchError, match="allow_pickle")
     for option, outcome in ((True, nullcontext()), (False, refused)):

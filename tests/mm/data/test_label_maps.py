@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from mmengine.config import Config
@@ -28,12 +30,12 @@ def check(cfg, splits):
 @pytest.fixture
 def maps(tmp_path):
     def write(*contents, dtype=np.uint8):
+        for folder in ("images", "maps"):
+            (tmp_path / folder).mkdir()
         for i, content in enumerate(contents):
-            labels = np.asarray(content, dtype)
-            labels = labels if labels.ndim > 1 else np.tile(labels, (4, 4))
-            for folder, pixels in (("images", np.zeros((*labels.shape[:2], 3), np.uint8)), ("maps", labels)):
-                (tmp_path / folder).mkdir(exist_ok=True)
-                Image.fromarray(pixels).save(tmp_path / folder / f"{i:04}.{'jpg' if folder == 'images' else 'png'}")
+            labels = Image.fromarray(np.tile(np.asarray(content, dtype), (4, 4)))
+            labels.save(tmp_path / f"maps/{i:04}.png")
+            Image.new("RGB", labels.size).save(tmp_path / f"images/{i:04}.jpg")
         return tmp_path
 
     return write
@@ -41,12 +43,10 @@ def maps(tmp_path):
 
 LOVEDA = dict(type="LoveDADataset", metainfo=None, img_suffix=".jpg")  # classes 1 to 7
 RIGHT = [  # values of a label map, number of classes, options
-    (range(11), 11, {}),
     ([0, 3], 11, {}),  # not every class in the sample
     (range(151), 150, {"reduce_zero_label": True}),
     ([*range(11), 11], 11, {"head": {"ignore_index": 11}}),
     ([0, 1], 1, {"head": {"out_channels": 1}}),
-    ([0, 1, 255], 2, {}),
     ([0, 1, 2], 3, {"reduce_zero_label": True, "split": "val"}),  # a validation set may lack the last class
     (range(300), 2, {"pipeline": []}),  # does not load labels
     ([0, 1, 2, 7], 7, LOVEDA),
@@ -64,7 +64,6 @@ WRONG = [  # the same, and the message
     ([0, 1, 2, 6], 7, {**LOVEDA, "reduce_zero_label": False}, r"Got raw values 0 \(.*reduce_zero_label=True"),
     ([0, 0, 0, 4], 4, {}, r"raw values 0 \(75 %\), 4 \(25 %\) in 1 of 1 maps"),
     (range(0, 80, 2), 4, {}, r" 0 \(.*, 38 \(.*, \.\.\. 20 more"),
-    (np.random.default_rng(0).integers(0, 255, (4, 4, 3)), 3, {}, r"\(4, 4, 3\).*0000.png"),
     ([0, 1], 2, {"seg_map_suffix": "_labels.png"}, r"seg_map_suffix.*0000_labels.png"),
     ([0, 1], 2, {"img_suffix": ".jpeg"}, "img_suffix"),
 ]
@@ -75,11 +74,8 @@ WRONG = [  # the same, and the message
 )
 def test_values_of_label_maps(maps, values, num_classes, options, message):
     cfg = segmentation(maps(values, dtype=np.uint16 if np.max(values) > 255 else np.uint8), num_classes, **options)
-    if message is None:
+    with pytest.raises(ConfigError, match=message) if message else nullcontext():
         check(cfg, ("train", "val"))
-    else:
-        with pytest.raises(ConfigError, match=message):
-            check(cfg, ("train", "val"))
 
 
 def test_label_maps_of_a_file_list_and_of_a_subset_of_classes(maps):

@@ -13,7 +13,6 @@ from mmengine.structures import InstanceData
 from pycocotools import mask as rle
 from torch import nn
 
-from vitdense.errors import OptionError
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
@@ -24,7 +23,8 @@ from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.mm.precision import Inference
 from vitdense.mm.train import launch
 
-PIPELINE = load_config("cascade_swin_nano_shapes").test_dataloader.dataset.pipeline
+SQUARE = split_pipeline(load_config("cascade_swin_nano_shapes").test_dataloader.dataset.pipeline)[1]
+WIDE = [{**step, "scale": (256, 128), "keep_ratio": False} if "scale" in step else step for step in SQUARE]
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +33,9 @@ def _scope():
 
 
 class Blobs(nn.Module):
-    def __init__(self, of_class=0, masks=True):
+    def __init__(self, masks):
         super().__init__()
-        self.of_class, self.masks, self.sizes = of_class, masks, []
+        self.masks, self.sizes = masks, []
 
     def test_step(self, data):
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
@@ -45,7 +45,7 @@ class Blobs(nn.Module):
             number, labels, stats, _ = cv2.connectedComponentsWithStats((image > 127).astype(np.uint8))
             x, y, w, h, _ = torch.from_numpy(stats[1:]).T.float()
             found = InstanceData(bboxes=torch.stack([x, y, x + w, y + h], 1), scores=torch.full((number - 1,), 0.9))
-            found.labels = torch.full((number - 1,), self.of_class)
+            found.labels = torch.zeros(number - 1, dtype=torch.long)
             if self.masks:
                 found.masks = torch.from_numpy(labels == np.arange(1, number)[:, None, None])
             sample.pred_instances = found
@@ -60,10 +60,6 @@ def run(model, image):
     return result.pred_instances
 
 
-SQUARE = split_pipeline(PIPELINE)[1]
-WIDE = [{**step, "scale": (256, 128), "keep_ratio": False} if "scale" in step else step for step in SQUARE]
-
-
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize(("steps", "size"), [(SQUARE, (256, 256)), (WIDE, (128, 256))], ids=["square", "rectangle"])
 def test_blobs_across_borders(masks, steps, size):
@@ -73,8 +69,7 @@ def test_blobs_across_borders(masks, steps, size):
     for x1, y1, x2, y2 in blobs:
         image[y1:y2, x1:x2] = 255
     module = Blobs(masks=masks)
-    model = TiledDetector(module, 128, 0.2, steps)
-    found = run(model, image)
+    found = run(TiledDetector(module, 128, 0.2, steps), image)
     assert set(module.sizes) == {size}
     assert sorted(map(tuple, found.bboxes.int().tolist())) == sorted(blobs)
     assert ("masks" in found) == masks
@@ -82,10 +77,9 @@ def test_blobs_across_borders(masks, steps, size):
         np.testing.assert_array_equal(sum(rle.decode(mask) for mask in found.masks), image // 255)
 
 
-def test_an_empty_image():
-    for masks in (True, False):
-        model = TiledDetector(Blobs(masks=masks), 64, 0.2, split_pipeline(PIPELINE)[1])
-        assert len(run(model, np.zeros((90, 80), np.uint8))) == 0
+@pytest.mark.parametrize("masks", [True, False])
+def test_an_empty_image(masks):
+    assert len(run(TiledDetector(Blobs(masks=masks), 64, 0.2, SQUARE), np.zeros((90, 80), np.uint8))) == 0
 
 
 @pytest.mark.long
@@ -93,12 +87,10 @@ def test_the_test_of_a_config_has_tiles(tmp_path):
     """`vitdense test --tiles`: a tile as large as the images changes nothing, smaller ones do."""
 
     def make():
-        cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path / "work"))
+        cfg = load_config("cascade_swin_nano_shapes", {"data_root": f"{tmp_path}/shapes/"}, str(tmp_path / "work"))
         cfg.test_dataloader.update(num_workers=0, persistent_workers=False, batch_size=1)
-        draw = dict(num_train=1, num_val=2, image_size=(96, 96))
-        cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+        cfg.test_dataloader.dataset.draw = dict(num_train=1, num_val=2, image_size=(96, 96))
         cfg.test_dataloader.dataset.pipeline[1].scale = (96, 96)
-        cfg.test_evaluator.ann_file = str(tmp_path / "shapes/annotations/instances_val.json")
         cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=50)
         return cfg
 
@@ -118,8 +110,5 @@ def test_the_test_of_a_config_has_tiles(tmp_path):
 
 
 def test_what_cannot_be_tiled():
-    for side, overlap in ((0, 0.2), (64, 1.0)):
-        with pytest.raises(OptionError, match="tiles: got"):
-            TiledDetector(Blobs(), side, overlap, [])
     with pytest.raises(ConfigError, match="tiles: got a segmentor"):
         built(load_config("upernet_swin_nano_shapes"), Asked(inference=Inference(tiles=64)))

@@ -17,13 +17,13 @@ from mmengine.structures import InstanceData
 from vitdense.mm.config import model
 from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.heads import rle_masks
 from vitdense.mm.precision import Inference
 from vitdense.mm.train import launch
 
 pytestmark = pytest.mark.long
 
-CLASSES = ("disc", "ring", "square", "triangle", "star", "cross", "bar", "crescent")
 DETECTORS = ("cascade_swin_nano_shapes", "mask2former_swin_nano_shapes")
 
 
@@ -147,8 +147,6 @@ def test_a_thousand_masks_of_a_large_image_fit(name, tmp_path):
 if __name__ == "__main__":
     import resource
 
-    name, folder, side, number, *mmdet = sys.argv[1:]
-    if mmdet:
-        model.takes_rle = lambda cfg: False
+    name, folder, side, number = sys.argv[1:]
     launch.test(*dense(name, Path(folder), int(side), int(number)))
     print(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
