@@ -74,28 +74,23 @@ def test_config_and_hooks_are_in_the_log_file_only(tmp_path, capsys):
     runner.logger.info("news")
     runner.logger.warning('"FileClient" will be deprecated in future.')
     console, log = capsys.readouterr().out, Path(runner.logger.log_file).read_text()
-    for text in ("some_option", "RuntimeInfoHook", "System environment", "FileClient"):
+    for text in ("some_option", "RuntimeInfoHook", "System environment", "FileClient", "news"):
         assert text in log
-        assert text not in console
-    assert "news" in console
-    assert "news" in log
+        assert (text in console) == (text == "news")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("score_thr", [0.0, 2.0])
 def test_prediction_of_an_untrained_detector_is_quiet_and_may_be_empty(tmp_path, score_thr):
-    cfg = load_config("cascade_swin_nano_shapes")
+    cfg, checkpoint, image = load_config("cascade_swin_nano_shapes"), tmp_path / "model.pth", tmp_path / "image.png"
     cfg.model.test_cfg.rcnn.score_thr = score_thr
-    cfg.visualizer.name = f"of {tmp_path}"  # mmengine warns where one of the same name exists
     meta = {"dataset_meta": {"classes": CLASSES, "palette": PALETTE}}
-    torch.save({"meta": meta, "state_dict": build_model(cfg).state_dict()}, tmp_path / "model.pth")
-    image = tmp_path / "image.png"
+    torch.save({"meta": meta, "state_dict": build_model(cfg).state_dict()}, checkpoint)
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (96, 128, 3), np.uint8)).save(image)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with exit_on_user_error():
-            predict(cfg, str(tmp_path / "model.pth"), [image], tmp_path / "out", Inference(score_thr=0.0))
+            predict(cfg, str(checkpoint), [image], tmp_path / "out", Inference(score_thr=0.0))
     assert [str(w.message) for w in caught if w.category is UserWarning] == []
-    written = json.loads((tmp_path / "out" / "predictions.json").read_text())
-    assert bool(written) == (score_thr < 1)
-    assert (tmp_path / "out" / "image.png").exists()
+    assert bool(json.loads((tmp_path / "out/predictions.json").read_text())) == (score_thr < 1)
+    assert (tmp_path / "out/image.png").exists()

@@ -102,9 +102,9 @@ def test_what_runs_on_a_cpu_is_logged(monkeypatch):
     assert all("by oneDNN" in line for line in lines) or not precision.has_onednn()
 
 
-def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
+def test_training_and_loading_ask(tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
+    cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="--amp bfloat16"):
         launch.prepare_training(cfg, amp="bfloat16")
     with pytest.raises(ConfigError, match="--amp bfloat16"):
@@ -117,12 +117,10 @@ def test_training_and_loading_ask(repo, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["upernet_swin_nano_shapes", "cascade_swin_nano_shapes"])
 def test_evaluation_computes_in_bfloat16(name, tmp_path, monkeypatch):
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
-    cfg = load_config(name, work_dir=str(tmp_path))
+    cfg = load_config(name, {"data_root": f"{tmp_path}/shapes/"}, str(tmp_path))
     cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
-    draw = {"num_train": 1, "num_val": 1, "image_size": (64, 64)}
-    cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+    cfg.test_dataloader.dataset.draw = {"num_train": 1, "num_val": 1, "image_size": (64, 64)}
     if "ann_file" in cfg.test_evaluator:
-        cfg.test_evaluator.ann_file = str(tmp_path / "shapes/annotations/instances_val.json")
         cfg.test_dataloader.dataset.pipeline[1].scale = (64, 64)
         cfg.model.test_cfg.rcnn.update(score_thr=0.0, max_per_img=5)
     model = build_model(cfg)

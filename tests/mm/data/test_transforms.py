@@ -1,5 +1,6 @@
 import io
 import random
+import re
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class Files(BaseDataset):
 
 
 def test_floating_point_pixels(write):
-    (got, want) = (load(to_float32=True).transform(write(encoded("PNG"))) for load in (LoadImage, LoadImageFromFile))
+    got, want = (load(to_float32=True).transform(write(encoded("PNG"))) for load in (LoadImage, LoadImageFromFile))
     assert got.keys() == want.keys()
     assert got["img"].dtype == np.float32
     np.testing.assert_array_equal(got["img"], want["img"])
@@ -59,8 +60,8 @@ UNREADABLE = {"truncated JPEG": encoded("JPEG")[:-200], "truncated PNG": encoded
 
 
 @pytest.mark.parametrize("what", [*UNREADABLE, "missing"])
-def test_unreadable_image_is_an_error_that_names_the_file_and_the_option(what, write, tmp_path):
-    sample = {"img_path": str(tmp_path / "image.file")} if what == "missing" else write(UNREADABLE[what])
+def test_unreadable_image_is_an_error_that_names_the_file_and_the_option(what, write):
+    sample = {"img_path": "image.file"} if what == "missing" else write(UNREADABLE[what])
     with pytest.raises(ConfigError, match=r"image\.file.*skip_unreadable=True"):
         LoadImage().transform(sample)
 
@@ -82,8 +83,7 @@ def test_unreadable_image_in_a_data_worker_is_one_message(write, capsys):
     with pytest.raises(SystemExit), exit_on_user_error():
         next(iter(loader))
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: image ")
-    assert "image.file" in line
+    assert re.match(r"error: image .*image\.file", line)
 
 
 def test_a_label_map_that_cannot_be_read_is_named(write):
@@ -96,20 +96,14 @@ def test_a_label_map_that_cannot_be_read_is_named(write):
 def test_the_readers_are_in_the_config():
     """The saved config has mm's readers for test data, because mm's inferencers look for them."""
     cfg = load_config("mmseg::swin/swin-tiny-patch4-window7-in1k-pre_upernet_8xb2-160k_ade20k-512x512.py")
-    built_one = built(cfg, Asked())
     own, of_mm = ["vitdense.LoadImage", "vitdense.LoadAnnotations"], ["LoadImageFromFile", "LoadAnnotations"]
-    for config, split, want in (
-        *((cfg, split, own) for split in ("train", "val")),
-        (cfg, "test", of_mm),
-        (built_one, "test", own),
-    ):
+    for config, split, want in ((cfg, "train", own), (cfg, "test", of_mm), (built(cfg, Asked()), "test", own)):
         steps = [step.type for step in config[f"{split}_dataloader"].dataset.pipeline]
         assert [name for name in steps if "Load" in name] == want
 
 
 def test_a_reader_named_by_the_user_is_kept():
-    option = {"train_dataloader.dataset.pipeline.1.type": "LoadImageFromFile"}
-    cfg = load_config("cascade_swin_nano_shapes", option)
+    cfg = load_config("cascade_swin_nano_shapes", {"train_dataloader.dataset.pipeline.1.type": "LoadImageFromFile"})
     assert cfg.train_dataloader.dataset.pipeline[1].type == "LoadImageFromFile"
 
 
@@ -167,11 +161,8 @@ def test_an_image_fits_a_rectangle_whichever_way_it_lies(size):
     h, w = TRANSFORMS.build(dict(type="vitdense.FitImage", scale=(96, 48)))(dict(image))["img"].shape[:2]
     assert max(h / 48, w / 96) == 1
     assert abs(h / w - size[0] / size[1]) < 1 / min(h, w)
-    square = [
-        dict(type="vitdense.FitImage", scale=(96, 96)),
-        dict(type="mmdet.Resize", scale=(96, 96), keep_ratio=True),
-    ]
-    ours, theirs = (TRANSFORMS.build(step)(dict(image)) for step in square)
+    ours = TRANSFORMS.build(dict(type="vitdense.FitImage", scale=(96, 96)))(dict(image))
+    theirs = TRANSFORMS.build(dict(type="mmdet.Resize", scale=(96, 96), keep_ratio=True))(dict(image))
     assert ours["scale_factor"] == theirs["scale_factor"]
 
 

@@ -24,12 +24,11 @@ from vitdense.mm.train.runner import Runner
 
 
 @pytest.fixture
-def segmentor(repo, tmp_path):
+def segmentor(tmp_path):
     def make(**options):
-        cfg = load_config(repo / "configs/demo/upernet_swin_nano_shapes.py", work_dir=str(tmp_path / "work"))
+        cfg = load_config("upernet_swin_nano_shapes", {"data_root": f"{tmp_path}/shapes/"}, str(tmp_path / "work"))
         cfg.test_dataloader.update(num_workers=0, persistent_workers=False)
-        draw = dict(num_train=1, num_val=4, image_size=(96, 96))
-        cfg.test_dataloader.dataset.update(data_root=str(tmp_path / "shapes"), draw=draw)
+        cfg.test_dataloader.dataset.draw = dict(num_train=1, num_val=4, image_size=(96, 96))
         cfg.merge_from_dict(options)
         return cfg
 
@@ -85,15 +84,14 @@ def test_tta_pipeline_reaches_data_sets_inside_wrappers(segmentor):
     assert cfg.model.type != tested.model.type == cfg.tta_model.type  # which leaves the config as it is saved
 
 
-@pytest.mark.parametrize("option", ["--amp float16", "--launcher slurm"])
-def test_options_that_need_a_gpu_name_themselves_without_one(repo, tmp_path, monkeypatch, option):
+@pytest.mark.parametrize(("amp", "launcher", "named"), [("float16", "none", "--amp"), (None, "slurm", "--launcher")])
+def test_options_that_need_a_gpu_name_themselves_without_one(tmp_path, monkeypatch, amp, launcher, named):
     for module in (run, processes):
         monkeypatch.setattr(module, "get_device", lambda: "cpu")
-    name, value = option.removeprefix("--").split()
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path), launcher="none")
-    cfg.launcher = value if name == "launcher" else "none"
-    with pytest.raises(ConfigError, match=option):
-        launch.train(cfg, amp=value if name == "amp" else None)
+    cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path))
+    cfg.launcher = launcher
+    with pytest.raises(ConfigError, match=f"{named} (float16|slurm)"):
+        launch.train(cfg, amp=amp)
 
 
 def test_processes_on_gpus_are_connected_as_the_config_says(monkeypatch):
@@ -110,8 +108,8 @@ def test_processes_on_gpus_are_connected_as_the_config_says(monkeypatch):
 
 
 @pytest.mark.parametrize("amp", ["float16", "bfloat16"])
-def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp):
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", work_dir=str(tmp_path))
+def test_amp_has_a_loss_scaler_for_float16_only(tmp_path, monkeypatch, amp):
+    cfg = load_config("cascade_swin_nano_shapes", work_dir=str(tmp_path))
     cfg.optim_wrapper.update(type="AmpOptimWrapper", dtype="float32")
     monkeypatch.setattr(launch, "_runner", MagicMock())
     monkeypatch.setattr("vitdense.mm.config.run.check_precision", lambda *_: None)  # of another machine
@@ -132,28 +130,26 @@ def test_amp_has_a_loss_scaler_for_float16_only(repo, tmp_path, monkeypatch, amp
 
 
 def test_a_second_ctrl_c_is_one_line_that_says_how_to_resume(tmp_path, monkeypatch, capsys):
+    def interrupted(runner):
+        hook = StopHook()
+        for _ in range(2):  # the first one waits for the end of the iteration
+            hook._receive(runner, signal.SIGINT)
+
     runner = Runner.__new__(Runner)
     runner.cfg, runner._work_dir, runner.logger = Config(), str(tmp_path), logging.getLogger()
     monkeypatch.setattr(Runner, "iter", 83)
-    for saved, further in ((None, "no checkpoint was saved yet"), ("iter_80.pth", "--resume goes on from iter_80.pth")):
-
-        def interrupted(runner, saved=saved):
-            if saved:
-                torch.save({}, tmp_path / saved)
-            hook = StopHook()
-            for _ in range(2):  # the first one waits for the end of the iteration
-                hook._receive(runner, signal.SIGINT)
-
-        monkeypatch.setattr(mmengine.runner.Runner, "train", interrupted)
+    monkeypatch.setattr(mmengine.runner.Runner, "train", interrupted)
+    for further in ("no checkpoint was saved yet", "--resume goes on from iter_80.pth"):
         with pytest.raises(SystemExit) as ended, exit_on_user_error():
             runner.train()
         assert ended.value.code == 130
         assert capsys.readouterr().err == f"\nstopped after iteration 83; {further}\n"
+        torch.save({}, tmp_path / "iter_80.pth")
 
 
 @pytest.mark.parametrize(("length", "interval"), [(6, 1), (500, 50)])
-def test_a_run_shorter_than_the_interval_of_the_log_logs_every_iteration(repo, monkeypatch, length, interval):
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py", {"settings.max_iters": length})
+def test_a_run_shorter_than_the_interval_of_the_log_logs_every_iteration(monkeypatch, length, interval):
+    cfg = load_config("cascade_swin_nano_shapes", {"settings.max_iters": length})
     cfg.default_hooks.logger.interval = 50
     monkeypatch.setattr(launch, "check", lambda cfg, splits: None)
     launch.prepare_training(cfg)
