@@ -73,20 +73,15 @@ def test_dry_step_changes_nothing(name, tmp_path):
     cfg = config(name, tmp_path)
     assert list(dry_step.find(cfg, ("train", "val"))) == []
     assert not (tmp_path / "shapes").exists()  # drawn elsewhere
-    loaders = {
-        split: Runner.build_dataloader(in_process(cfg[f"{split}_dataloader"]), seed=0) for split in ("train", "val")
-    }
+    train, val = (Runner.build_dataloader(in_process(cfg[f"{split}_dataloader"]), seed=0) for split in ("train", "val"))
     model = build_model(cfg).train()
     model.init_weights()
-    cfg.val_evaluator.pop("ann_file", None)
-    if name == MASKS:
-        cfg.val_evaluator.ann_file = f"{tmp_path}/shapes/annotations/instances_val.json"
     evaluator = dry_step.Evaluator([cfg.val_evaluator])
-    evaluator.dataset_meta = loaders["val"].dataset.metainfo
+    evaluator.dataset_meta = val.dataset.metainfo
     before = {key: value.clone() for key, value in model.state_dict().items()}
     seeds = states()
-    dry_step.train(model, loaders["train"], None)
-    dry_step.validate(model, loaders["val"], evaluator, half=False)
+    dry_step.train(model, train, None)
+    dry_step.validate(model, val, evaluator, half=False)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert states() == seeds
     assert all(parameter.grad is None for parameter in model.parameters())

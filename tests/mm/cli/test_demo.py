@@ -6,8 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("mmdet")
 from commands import run_command
 from mmengine.logging import MMLogger
 

@@ -84,12 +84,6 @@ def made(*args):
     return load_config("mine.py")
 
 
-def rewrite(change):
-    content = json.loads(Path("train.json").read_text())
-    change(content)
-    Path("train.json").write_text(json.dumps(content))
-
-
 def test_detection(boxes, capsys):
     boxes()
     assert run(*DETECTION, "mine.py") == 0
@@ -379,7 +373,7 @@ def test_base_config_for_segmentation(maps, base):
     [
         ("{}.jpg", ["{}.png"], "", ".jpg .png"),
         ("x/{}.png", ["x/{}_labels.png"], "--label-suffix _labels.png", ".png _labels.png"),
-        ("{}_l.png", ["{}_color.png", "{}_ids.png"], "--image-suffix _l.png --label-suffix _ids.png", "_l.png _ids.png"),
+        ("{}_l.png", ["{}_c.png", "{}_ids.png"], "--image-suffix _l.png --label-suffix _ids.png", "_l.png _ids.png"),
     ],
 )
 def test_layouts_of_label_maps(maps, image, labels, options, expected):
@@ -411,7 +405,9 @@ def test_files_of_a_detector_are_needed(capsys):
 
 def test_a_dense_image_raises_the_limits(boxes, capsys):
     boxes()
-    rewrite(lambda content: content.update(annotations=[{**content["annotations"][0], "id": i} for i in range(1100)]))
+    content = json.loads(Path("train.json").read_text())
+    content["annotations"] = [{**content["annotations"][0], "id": i} for i in range(1100)]
+    Path("train.json").write_text(json.dumps(content))
     cfg = made(*DETECTION)
     printed = capsys.readouterr().out
     assert "an image has 1100 objects" in printed

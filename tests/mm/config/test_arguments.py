@@ -5,11 +5,7 @@ import sys
 
 import pytest
 
-
-def exits(call, *args):
-    with pytest.raises(SystemExit) as ended:
-        call(*args)
-    return ended.value.code
+from vitdense.mm.config.arguments import make_parser
 
 
 @pytest.mark.parametrize(
@@ -42,14 +38,14 @@ def exits(call, *args):
 def test_options_of_the_tools_that_contradict_each_other_are_refused(repo, monkeypatch, capsys, command, named):
     tool, *argv = command.split(" ")
     monkeypatch.setattr(sys, "argv", [tool, *filter(None, argv)])
-    assert exits(runpy.run_path(str(repo / "tools" / f"{tool}.py"))["main"]) == 2
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(repo / "tools" / f"{tool}.py"))["main"]()
+    assert ended.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert named in line
 
 
-def test_cfg_options_given_twice_add_up(repo):
-    from vitdense.mm.config.arguments import make_parser
-
+def test_cfg_options_given_twice_add_up():
     args = make_parser("", "vitdense").parse_args(["x", "--cfg-options", "a=1", "--cfg-options", "b=2"])
     assert args.cfg_options == {"a": 1, "b": 2}
     assert make_parser("", "vitdense").parse_args(["x"]).cfg_options == {}

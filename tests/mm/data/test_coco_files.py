@@ -84,11 +84,7 @@ def test_overview_of_a_file(text, write, monkeypatch):
             overview(path)
 
 
-def other_file(file, path):
-    path.write_text(json.dumps(content(area=300)))
-
-
-def other_file_of_the_same_size_and_time(file, path):
+def other_file_of_the_same_size_and_time(_, path):
     before, new = path.stat(), path.with_name("new")
     new.write_bytes(path.read_bytes().replace(b'"area": 200', b'"area": 0.0'))
     os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -96,22 +92,18 @@ def other_file_of_the_same_size_and_time(file, path):
     assert path.stat().st_size == before.st_size
 
 
-def cut(file, path):
-    file.write_bytes(file.read_bytes()[:-9])
+OF_FILE = {
+    "other": lambda _, path: path.write_text(json.dumps(content(area=300))),
+    "other, of the same size and time": other_file_of_the_same_size_and_time,
+}
+OF_KEPT = {
+    "cut": lambda kept, _: kept.write_bytes(kept.read_bytes()[:-9]),
+    "damaged": lambda kept, _: kept.write_bytes(kept.read_bytes()[:-9] + b"some bytes"),
+    "of another user": lambda kept, _: os.chown(kept, os.getuid() + 1, -1) if os.getuid() == 0 else kept.unlink(),
+}
 
 
-def damaged(file, path):
-    file.write_bytes(file.read_bytes()[:-9] + b"some bytes")
-
-
-def of_another_user(file, path):
-    os.chown(file, os.getuid() + 1, -1) if os.getuid() == 0 else file.unlink()
-
-
-CHANGES = (None, other_file, other_file_of_the_same_size_and_time, cut, damaged, of_another_user)
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [None, *OF_FILE, *OF_KEPT])
 @pytest.mark.parametrize("options", [{}, {"drop_doubles": True, "filter_cfg": {"filter_empty_gt": True}}])
 def test_rows_of_a_large_file_are_kept_until_it_changes(write, tmp_path, monkeypatch, options, change):
     data = content(bbox=[1, 2, 10, 20], segmentation=[[1, 2, 3, 4, 5, 6]])
@@ -135,8 +127,8 @@ def test_rows_of_a_large_file_are_kept_until_it_changes(write, tmp_path, monkeyp
         files = list(tmp_path.glob("hub/vitdense/rows*"))
         assert len(files) == 2
         for file in files:
-            change(file, path)
-        assert (built() == plain) == (change not in CHANGES[1:3])
+            (OF_FILE | OF_KEPT)[change](file, path)
+        assert (built() == plain) == (change in OF_KEPT)
         assert len(parsed) == 3
 
 

@@ -391,10 +391,6 @@ def option(*options, classes=None):
     return lambda data: vars(data).update(options=[*data.options, *options], classes=classes or data.classes)
 
 
-def without_255(labels):
-    return np.where(labels == 255, 2, labels).astype(labels.dtype)
-
-
 def suffix(new, form):
     def apply(data):
         for name in list(data.maps):
@@ -430,7 +426,7 @@ def names_file(content):
 
 MAPS = {
     "sound": (option(), FINE),
-    "without unlabelled pixels": (maps(without_255), FINE),
+    "without unlabelled pixels": (maps(lambda x: np.where(x == 255, 2, x).astype(x.dtype)), FINE),
     "16 bits": (maps(lambda x: x.astype(np.uint16)), FINE),
     "palettes": (with_palettes, FINE),
     "reduce_zero_label": (also(option("--reduce-zero-label"), maps(lambda x: (x + 1).astype(np.uint8))), FINE),

@@ -26,11 +26,6 @@ def drawn(tmp_path_factory) -> Path:
     return shapes.draw_dataset(tmp_path_factory.mktemp("shapes") / "set", **SMALL, workers=2)
 
 
-@pytest.fixture
-def load(drawn):
-    return lambda split: COCO(str(drawn / f"annotations/instances_{split}.json"))
-
-
 def test_an_image_depends_only_on_its_seed_split_and_index(drawn, tmp_path):
     first = content(drawn)
     assert first == content(shapes.draw_dataset(tmp_path / "again", **SMALL, workers=1))
@@ -43,8 +38,8 @@ def test_an_image_depends_only_on_its_seed_split_and_index(drawn, tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_annotations_agree_with_each_other(drawn, load, split):
-    coco = load(split)
+def test_annotations_agree_with_each_other(drawn, split):
+    coco = COCO(str(drawn / f"annotations/instances_{split}.json"))
     assert tuple(c["name"] for c in coco.loadCats(coco.getCatIds())) == shapes.CLASSES
     assert len(coco.imgs) == SMALL[f"num_{split}"]
     for image_id, info in coco.imgs.items():

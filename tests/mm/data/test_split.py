@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("mmengine")
 from vitdense.mm.data.split import split_images
 from vitdense.mm.errors import ConfigError
 
@@ -22,10 +21,6 @@ def file_of(images):
     }
 
 
-def counts_of(part):
-    return Counter(kind for _, kind in {(one["image_id"], one["category_id"]) for one in part["annotations"]})
-
-
 @pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.99])
 def test_each_class_has_its_share_in_both_parts(share, capsys):
     rare = [(kind, 1) if kind % 2 else (kind,) for kind in (2, 3, 4, 5) for _ in range(CLASSES[kind])]
@@ -39,7 +34,7 @@ def test_each_class_has_its_share_in_both_parts(share, capsys):
     assert train["categories"] == val["categories"] == content["categories"]
     for part in (train, val):
         assert {one["image_id"] for one in part["annotations"]} <= {one["id"] for one in part["images"]}
-    found = counts_of(val)
+    found = Counter(kind for _, kind in {(one["image_id"], one["category_id"]) for one in val["annotations"]})
     for kind, total in CLASSES.items():
         expected = min(max(round(share * total), 1), total - 1)
         assert abs(found[kind] - expected) <= 1, kind

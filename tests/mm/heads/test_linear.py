@@ -5,13 +5,12 @@ from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS
 from torch import nn
 
-OPTIONS = {"type": "vitdense.LinearHead", "num_classes": 5, "dropout_ratio": 0.1, "align_corners": False}
+import vitdense  # noqa: F401
 
 
 def head(**options):
-    import vitdense  # noqa: F401
-
-    return revert_sync_batchnorm(MODELS.build({**OPTIONS, **options}))
+    kind = {"type": "vitdense.LinearHead", "num_classes": 5, "dropout_ratio": 0.1, "align_corners": False}
+    return revert_sync_batchnorm(MODELS.build({**kind, **options}))
 
 
 def test_one_map():
@@ -22,9 +21,7 @@ def test_one_map():
     normed = (maps[-1] - linear.bn.running_mean[:, None, None]) / (1 + 1e-5) ** 0.5
     want = torch.einsum("kc,bchw->bkhw", linear.conv_seg.weight[..., 0, 0], normed)
     torch.testing.assert_close(linear(maps), want + linear.conv_seg.bias[:, None, None])
-    assert {name for name, _ in linear.named_parameters()} == {
-        *("bn.weight", "bn.bias", "conv_seg.weight", "conv_seg.bias")
-    }
+    assert {*dict(linear.named_parameters())} == {"bn.weight", "bn.bias", "conv_seg.weight", "conv_seg.bias"}
 
 
 def test_several_maps_are_concatenated():

@@ -4,11 +4,11 @@ import re
 
 import pytest
 import torch
-from conftest import REPO, relative_error
+from conftest import relative_error
 from mmengine.optim import build_optim_wrapper
-from rfdetr_drawn import normal, targets, weights
+from rfdetr_drawn import GOLDEN, normal, targets, weights
 from safetensors.torch import load_file
-from test_rfdetr import load, samples, shapes_of
+from test_rfdetr import CLASSES, load, samples, shapes_of
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import fit_whole
@@ -16,8 +16,6 @@ from vitdense.mm.config.build import build_model
 from vitdense.mm.config.load import load_config
 
 pytestmark = pytest.mark.long
-GOLDEN = REPO / "tests/data/golden"
-CLASSES = slice(None, None, 7)  # that are kept
 
 
 def make(size="t", num_classes=91):

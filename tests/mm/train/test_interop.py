@@ -92,8 +92,9 @@ def test_inferencer_of_mmdet_predicts_as_our_tool(detector, tmp_path, monkeypatc
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # it writes nothing
     found = [(i, j) for i, sample in enumerate(samples) for j in range(len(sample.pred_instances))]
     assert len(found) == len(results) > 9
-    ids = {image["file_name"]: image["id"] for image in truth_of(detector)["images"]}
-    kinds = [category["id"] for category in truth_of(detector)["categories"]]
+    truth = json.loads((detector / "shapes/annotations/instances_val.json").read_text())
+    ids = {image["file_name"]: image["id"] for image in truth["images"]}
+    kinds = [category["id"] for category in truth["categories"]]
     for (i, j), result in zip(found, results):
         got = samples[i].pred_instances[j]
         x, y, w, h = result["bbox"]
@@ -102,10 +103,6 @@ def test_inferencer_of_mmdet_predicts_as_our_tool(detector, tmp_path, monkeypatc
         assert got.scores[0].item() == pytest.approx(result["score"], rel=1e-5)  # rounding: we run in oneDNN
         assert got.bboxes[0].tolist() == pytest.approx([x, y, x + w, y + h], abs=1e-4)
         np.testing.assert_array_equal(got.masks[0], rle.decode(result["segmentation"]))
-
-
-def truth_of(folder):
-    return json.loads((folder / "shapes/annotations/instances_val.json").read_text())
 
 
 def test_inferencer_of_mmseg_predicts_as_our_tool(segmentor, tmp_path, monkeypatch):
