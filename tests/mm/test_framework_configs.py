@@ -95,9 +95,8 @@ def test_clamped_focal_loss_divides_by_at_least_one():
     options = {"use_sigmoid": True, "gamma": 2.0, "alpha": 0.25, "loss_weight": 2.0}
     ours, theirs = ClampedFocalLoss(**options), FocalLoss(**options)
     for count in (3.0, 1.0):
-        assert torch.equal(
-            ours(logits, labels, avg_factor=torch.tensor(count)), theirs(logits, labels, avg_factor=count)
-        )
+        got = ours(logits, labels, avg_factor=torch.tensor(count))
+        assert torch.equal(got, theirs(logits, labels, avg_factor=count))
     background = torch.full_like(labels, 4)
     p = logits.double().sigmoid()
     want = 2 * (0.75 * p**2 * -(1 - p).log()).sum()

@@ -164,9 +164,8 @@ def test_a_run_is_moved_aside_with_exactly_its_own_files(full):
     current.mkdir()
     aside = full.move_aside((), current)
     assert aside == full.path / "replaced_1"
-    assert {name for name in before if (aside / name).exists()} == {
-        name for name in before if any(name == own or name.startswith(f"{own}/") for own in OF_A_RUN)
-    }
+    of_the_run = {name for name in before if any(name == own or name.startswith(f"{own}/") for own in OF_A_RUN)}
+    assert {name for name in before if (aside / name).exists()} == of_the_run
     assert {name.removeprefix("replaced_1/") for name in names(full.path)} == before  # nothing is lost
     assert current.is_dir()
     assert name_of(WorkFolder(aside)) == "iter_100.pth"

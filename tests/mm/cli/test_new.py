@@ -213,9 +213,8 @@ NAMES += ("{{ fileBasename }}", "{{_base_.settings}}", "{{$HOME:nowhere}}", "{{{
 def test_class_names_of_any_text(names):
     """In the docstring and in the code, as mmengine reads them: it replaces {{ ... }} in the text of a config."""
     args = new._parser().parse_args([*DETECTION[1:], "--method", "cascade", "mine.py"])
-    data = own_data.Data(
-        own_data.describe("Detection", names, "a", "b"), "./", 64, 1.0, {"metainfo": {"classes": names}}, {}, {}
-    )
+    described = own_data.describe("Detection", names, "a", "b")
+    data = own_data.Data(described, "./", 64, 1.0, {"metainfo": {"classes": names}}, {}, {})
     Path("mine.py").write_text(own_data.config_text(args, data), encoding="utf-8")
     assert Config.fromfile("mine.py").train_dataloader.dataset.metainfo.classes == names
 

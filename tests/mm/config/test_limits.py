@@ -3,6 +3,8 @@ import pytest
 from vitdense.mm.config.limits import raised_limits
 from vitdense.mm.config.load import load_config
 
+RPN = ("train_cfg.rpn_proposal.max_per_img", "test_cfg.rpn.nms_pre", "test_cfg.rpn.max_per_img")
+
 
 @pytest.mark.parametrize("densest", [0, 93, 100])
 @pytest.mark.parametrize("name", ["cascade_swin_t_coco", "dino_swin_t_coco", "atss_swin_t_coco"])
@@ -14,16 +16,7 @@ def test_limits_that_suffice_stay(name, densest):
     ("name", "densest", "raised"),
     [
         ("mask_rcnn_swin_t_coco", 101, {"test_cfg.rcnn.max_per_img": 300}),
-        (
-            "mask_rcnn_swin_t_coco",
-            600,
-            {
-                "train_cfg.rpn_proposal.max_per_img": 2400,
-                "test_cfg.rpn.nms_pre": 2400,
-                "test_cfg.rpn.max_per_img": 2400,
-                "test_cfg.rcnn.max_per_img": 1200,
-            },
-        ),
+        ("mask_rcnn_swin_t_coco", 600, {"test_cfg.rcnn.max_per_img": 1200, **dict.fromkeys(RPN, 2400)}),
         ("dino_swin_t_coco", 500, {"test_cfg.max_per_img": 1000}),
         ("dino_swin_t_coco", 950, {"num_queries": 1900, "test_cfg.max_per_img": 1900}),
         ("sparse_rcnn_swin_t_coco", 301, {"rpn_head.num_proposals": 700, "test_cfg.rcnn.max_per_img": 700}),

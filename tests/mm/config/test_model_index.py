@@ -1,3 +1,4 @@
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -74,15 +75,12 @@ def test_every_own_row_has_a_licence_and_a_recipe():
 def test_load_by_name(name, meta, classes, monkeypatch):
     cfg = load_config(find_published(name).config)
     drop_weights(cfg.model)
-    state = build_model(cfg).state_dict()
-    asked = []
-    monkeypatch.setattr(
-        predictor, "read_checkpoint", lambda file, *_: asked.append(file) or {"meta": meta, "state_dict": state}
-    )
+    saved, asked = {"meta": meta, "state_dict": build_model(cfg).state_dict()}, []
+    monkeypatch.setattr(predictor, "read_checkpoint", lambda file, *_: asked.append(file) or copy.copy(saved))
     model = vitdense.load(name)
     assert asked == [find_published(name).address]
     assert tuple(model.names[:2]) == classes
-    assert all(torch.equal(value, state[key]) for key, value in model.model.state_dict().items())
+    assert all(torch.equal(value, saved["state_dict"][key]) for key, value in model.model.state_dict().items())
 
 
 @pytest.mark.long

@@ -56,9 +56,9 @@ def test_segments_of_the_shapes_are_their_instances(shapes):
     for annotation in content["annotations"]:
         instances = [one for one in truth["annotations"] if one["image_id"] == annotation["image_id"]]
         *things, background = annotation["segments_info"]
-        assert [(one["category_id"], one["iscrowd"], one["bbox"], one["area"]) for one in things] == [
-            (one["category_id"], one["iscrowd"], one["bbox"], one["area"]) for one in instances if one["area"]
-        ]
+        keys = ("category_id", "iscrowd", "bbox", "area")
+        want = [[one[key] for key in keys] for one in instances if one["area"]]
+        assert [[one[key] for key in keys] for one in things] == want
         assert background["category_id"] == len(CLASSES) + 1
         ids = ids_of_colours(np.array(Image.open(shapes / "panoptic/val" / annotation["file_name"])))
         labels = np.array(Image.open(shapes / "semantic/val" / annotation["file_name"]))
@@ -71,10 +71,10 @@ def test_labels_are_things_then_stuff_whatever_the_order_of_the_file(shapes, rev
     for split in ("train", "val"):
         cfg[f"{split}_dataloader"].dataset.draw = dict(num_train=8, num_val=4, image_size=(64, 96))
     own = build(cfg, "val")
-    cfg.val_dataloader.dataset.update(
-        type="vitdense.PanopticDataset", data_root="", ann_file="val.json", data_prefix=dict(img="val", seg="ids_val")
-    )
-    del cfg.val_dataloader.dataset["draw"]
+    dataset = cfg.val_dataloader.dataset
+    dataset.update(type="vitdense.PanopticDataset", data_root="", ann_file="val.json")
+    dataset.update(data_prefix=dict(img="val", seg="ids_val"))
+    del dataset["draw"]
     other = build(cfg, "val")
     assert other.metainfo["thing_classes"] == CLASSES[::-1]
     assert other.metainfo["classes"][-1] == "background"
@@ -92,11 +92,7 @@ def grid(text):
 
 def test_panoptic_quality_by_hand():
     truth = grid("11122 11122 11133 00033")
-    segments = [
-        {"id": 1, "category": 0, "is_crowd": False},
-        {"id": 2, "category": 1, "is_crowd": False},
-        {"id": 3, "category": 0, "is_crowd": True},
-    ]
+    segments = [{"id": i, "category": kind, "is_crowd": i == 3} for i, kind in ((1, 0), (2, 1), (3, 0))]
     found = grid("44455 44455 44666 77766")
     # 4 is segment 1, 8 pixels of 9; 5 is segment 2; 6 lies in the crowd but for one pixel, 7 where nothing is
     counts = count_segments(truth, segments, found, {4: 0, 5: 1, 6: 0, 7: 1}, 2)
@@ -109,19 +105,15 @@ def test_panoptic_quality_by_hand():
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "options",
-    [
-        ["--val", "val.json", "--val-images", "val", "--val-segments", "ids_val"],
-        ["--val", "0.25", "--base", "eomt_nano_shapes"],
-    ],
+    "options", ["--val val.json --val-images val --val-segments ids_val", "--val 0.25 --base eomt_nano_shapes"]
 )
 def test_new_panoptic_with_classes_that_the_base_does_not_have(reversed_files, options, capsys):
     for split in ("train", "val"):
         content = json.loads(Path(f"{split}.json").read_text())
         content["categories"].append({"id": 99, "name": "cup", "isthing": 1})
         Path(f"{split}.json").write_text(json.dumps(content))
-    line = ["new", "panoptic", "--train", "train.json", "--images", "train", "--segments", "ids_train"]
-    assert main([*line, *options, "--iters", "100", "my.py"]) == 0
+    line = f"new panoptic --train train.json --images train --segments ids_train {options} --iters 100 my.py"
+    assert main(line.split()) == 0
     assert "classes of things: 9, of stuff: 1" in capsys.readouterr().out
     cfg = load_config("my.py")
     for part in (cfg.model.panoptic_head, cfg.model.panoptic_fusion_head):

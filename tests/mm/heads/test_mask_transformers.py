@@ -265,9 +265,8 @@ def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
     state, tensors = golden("eomt_dinov3")
     model, (difference, base) = make("eomt", "dinov3"), as_difference(state, tmp_path)
     hook, checkpoint = ExactLoadHook(base=str(base)), {"state_dict": difference}
-    runner = SimpleNamespace(
-        _resume=False, _train_loop=None, _test_loop=None, _load_from="eomt.bin", model=model, logger=logging.getLogger()
-    )
+    runner = SimpleNamespace(_resume=False, _train_loop=None, _test_loop=None, _load_from="eomt.bin", model=model)
+    runner.logger = logging.getLogger()
     hook.after_load_checkpoint(runner, checkpoint)
     model.load_state_dict(checkpoint["state_dict"], strict=True)
     assert "base.pth" in str(hook.reports[0])

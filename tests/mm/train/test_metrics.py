@@ -77,9 +77,8 @@ def seen(kind, ground_truth, noise, image_ids=range(6), metric=("bbox", "segm"),
 def test_ap_counts_a_hundred_objects_of_an_image_or_as_many_as_are_asked_for(tmp_path):
     """As mmdet's two metrics; 150 objects in one image, all found."""
     boxes = [[10 * (i % 15), 10 * (i // 15), 8, 8] for i in range(150)]
-    annotations = [
-        {"id": i, "image_id": 0, "category_id": 1, "bbox": box, "area": 64, "iscrowd": 0} for i, box in enumerate(boxes)
-    ]
+    own = {"image_id": 0, "category_id": 1, "area": 64, "iscrowd": 0}
+    annotations = [{"id": i, "bbox": box, **own} for i, box in enumerate(boxes)]
     content = {"images": [{"id": 0, "file_name": "a.jpg", "height": 200, "width": 200}], "annotations": annotations}
     (tmp_path / "gt.json").write_text(json.dumps({**content, "categories": [{"id": 1, "name": "a"}]}))
     corners = torch.tensor(boxes, dtype=torch.float32)

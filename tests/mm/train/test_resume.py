@@ -12,15 +12,8 @@ from vitdense.mm.data.continued import Rest, skip
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train.resume import check_steps, go_on, place_in, stay_in
 
-AS_SAVED = {
-    "optimizer": torch.optim.AdamW,
-    "schedules": (LinearLR, CosineAnnealingLR),
-    "groups": (1, 1),
-    "scaled": False,
-}
 
-
-def run(optimizer, schedules, groups, scaled):
+def run(optimizer=torch.optim.AdamW, schedules=(LinearLR, CosineAnnealingLR), groups=(1, 1), scaled=False):
     parameters = [{"params": [torch.nn.Parameter(torch.ones(2)) for _ in range(number)]} for number in groups]
     wrapper = OptimWrapper(optimizer(parameters, lr=0.1))
     made = [kind(wrapper, end=9, **({"T_max": 9} if kind is CosineAnnealingLR else {})) for kind in schedules]
@@ -49,9 +42,9 @@ def run(optimizer, schedules, groups, scaled):
     ],
 )
 def test_states_of_other_steps_are_not_loaded(change, named):
-    runner, saved = run(**AS_SAVED)
+    runner, saved = run()
     check_steps(runner, saved)
-    other, of_other = run(**AS_SAVED | change)
+    other, of_other = run(**change)
     with pytest.raises(ConfigError, match=named):
         check_steps(other, saved)
     with pytest.raises(ConfigError):
