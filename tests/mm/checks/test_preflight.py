@@ -13,27 +13,22 @@ from vitdense.mm.data import coco
 from vitdense.mm.data.shapes import draw_dataset
 
 NAMES = ("cat", "dog", "red fox")
-
-IMAGES = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
 BOX = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}
 BOX["segmentation"] = [[1, 2, 10, 2, 10, 11]]
+CONTENT = {"images": [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}], "annotations": [BOX]}
+CONTENT["categories"] = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
 
 
 @pytest.fixture
-def cfg(repo, tmp_path, monkeypatch):
+def cfg(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    (tmp_path / "annotations").mkdir()
     for split in ("train", "val"):
         (tmp_path / f"{split}2017").mkdir()
         Image.new("RGB", (40, 30)).save(tmp_path / f"{split}2017/1.jpg")
-        (tmp_path / "annotations").mkdir(exist_ok=True)
-        categories = [{"id": i, "name": name} for i, name in enumerate(NAMES)]
-        content = {"images": IMAGES, "annotations": [BOX], "categories": categories}
-        (tmp_path / f"annotations/instances_{split}2017.json").write_text(json.dumps(content))
-    options = {"data_root": str(tmp_path)}
-    for split in ("train", "val", "test"):
-        options[f"{split}_dataloader.dataset.metainfo"] = {"classes": NAMES}
-    cfg = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", options)
-    return cfg
+        (tmp_path / f"annotations/instances_{split}2017.json").write_text(json.dumps(CONTENT))
+    classes = {f"{split}_dataloader.dataset.metainfo": {"classes": NAMES} for split in ("train", "val", "test")}
+    return load_config("mask_rcnn_swin_t_coco", {"data_root": str(tmp_path), **classes})
 
 
 def test_normalisation_of_other_weights_is_refused_before_training_only(cfg):
@@ -66,9 +61,9 @@ def test_order_of_a_file_matters_where_a_data_set_does_not_read_by_name(cfg):
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["roi_head.bbox_head.1.num_classes", "rpn_head.num_classes"])
-def test_classes_of_every_head(repo, key):
+def test_classes_of_every_head(key):
     """The number of classes of the data; an RPN has one."""
-    cfg = load_config(repo / "configs/demo/cascade_swin_nano_shapes.py")
+    cfg = load_config("cascade_swin_nano_shapes")
     check(cfg, ("train", "val"))
     cfg.merge_from_dict({f"model.{key}": 9})
     with pytest.raises(ConfigError, match=key.replace(".", r"\.") + ".* 9"):
@@ -92,13 +87,11 @@ def test_data_sets_inside_wrappers_are_checked(cfg, tmp_path):
         check(cfg, ("train",))
 
 
-def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
+def test_annotation_files_are_read_once(tmp_path, cfg, monkeypatch):
     """Files read by a process that loads a config with masks, which needs the classes, and checks it."""
     coco._overview.cache_clear()
     coco.forget()
-    opened = Counter()
-
-    open_file = builtins.open
+    opened, open_file = Counter(), builtins.open
 
     def count(file, *args, **kwargs):
         opened[str(file).rpartition("/")[2]] += 1
@@ -107,7 +100,7 @@ def test_annotation_files_are_read_once(repo, tmp_path, cfg, monkeypatch):
     for module in (io, builtins):  # pathlib calls io.open
         monkeypatch.setattr(module, "open", count)
     for _ in range(2):
-        loaded = load_config(repo / "configs/mask_rcnn_swin_t_coco.py", {"data_root": str(tmp_path)})
+        loaded = load_config("mask_rcnn_swin_t_coco", {"data_root": str(tmp_path)})
         assert loaded.train_dataloader.dataset.metainfo.classes == NAMES
         check(loaded, ("train", "val", "test"))
     files = {name: opened[name] for name in ("instances_train2017.json", "instances_val2017.json")}

@@ -17,23 +17,28 @@ from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.query import class_heads, drop_weights
 
 NAMES = ("cat", "dog", "red fox")
-SQUARE = [1, 2, 10, 2, 10, 11, 1, 11]
 
 
 def num_classes(cfg):
     return {head["num_classes"] for _, head in class_heads(cfg.model)}
 
 
+def write(path, order=(0, 1, 2), names=NAMES):
+    """An object of each category, whose place tells the class; ids from 0."""
+    found = {"images": [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}], "annotations": []}
+    found["categories"] = [{"id": 20 - i, "name": names[k]} for i, k in enumerate(order)]
+    for i, k in enumerate(order):
+        x = 3 + 12 * k
+        one = {"id": i, "image_id": 1, "category_id": 20 - i, "bbox": [x, 2, 9, 9], "area": 81, "iscrowd": 0}
+        found["annotations"].append({**one, "segmentation": [[x, 2, x + 9, 2, x + 9, 11, x, 11]]})
+    path.write_text(json.dumps(found))
+
+
 @pytest.fixture
-def mine(repo, tmp_path):
-    categories = [{"id": 7 * i + 3, "name": name} for i, name in enumerate(NAMES)]
-    images = [{"id": 1, "file_name": "1.jpg", "width": 40, "height": 30}]
-    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 9, 9], "area": 81, "iscrowd": 0}
-    box["segmentation"] = [SQUARE]
+def mine(tmp_path):
     Image.new("RGB", (40, 30)).save(tmp_path / "1.jpg")
-    content = {"images": images, "annotations": [box], "categories": categories}
     for split in ("train", "val"):
-        (tmp_path / f"{split}.json").write_text(json.dumps(content))
+        write(tmp_path / f"{split}.json")
 
     def load(lines="", base="cascade_swin_nano_coco", options=None):
         path = tmp_path / "mine.py"
@@ -49,9 +54,9 @@ def mine(repo, tmp_path):
     return load
 
 
-def test_coco_and_ade_recipes_have_the_classes_of_their_data_set_type(repo):
-    assert num_classes(load_config(repo / "configs/cascade_swin_t_coco.py")) == {80}
-    assert num_classes(load_config(repo / "configs/upernet_swin_t_ade20k.py")) == {150}
+@pytest.mark.parametrize(("name", "number"), [("cascade_swin_t_coco", 80), ("upernet_swin_t_ade20k", 150)])
+def test_recipes_have_the_classes_of_their_data_set_type(name, number):
+    assert num_classes(load_config(name)) == {number}
 
 
 def test_annotation_file_decides_for_heads_data_sets_and_metrics(mine, tmp_path):
@@ -115,20 +120,6 @@ def test_weights_that_a_checkpoint_replaces_are_dropped_everywhere():
     assert cfg.teacher_config.model.init_cfg.checkpoint == "e"
 
 
-def rename(path, order, names=NAMES):
-    content = json.loads(path.read_text())
-    content["categories"] = [{"id": 20 - i, "name": names[k]} for i, k in enumerate(order)]
-    one = content["annotations"][0]
-    content["annotations"] = [
-        {
-            **{**one, "id": i, "category_id": 20 - i, "bbox": [3 + 12 * k, 2, 9, 9]},
-            "segmentation": [[x + 2 + 12 * k if j % 2 == 0 else x for j, x in enumerate(SQUARE)]],
-        }
-        for i, k in enumerate(order)
-    ]  # ids from 0; the place tells the class
-    path.write_text(json.dumps(content))
-
-
 def labels(cfg, split):
     init_default_scope("mmdet")
     dataset = DATASETS.build({**cfg[f"{split}_dataloader"].dataset, "pipeline": [], "test_mode": True})
@@ -139,8 +130,7 @@ def labels(cfg, split):
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2)])
 @pytest.mark.parametrize("metric", ["CocoMetric", "mmdet.FasterCocoMetric", "vitdense.FasterCocoMetric"])
 def test_labels_and_metrics_of_a_file_in_another_order_match_by_name(mine, tmp_path, order, metric):
-    rename(tmp_path / "train.json", (0, 1, 2))
-    rename(tmp_path / "val.json", order)
+    write(tmp_path / "val.json", order)
     cfg = mine(f"val_evaluator = dict(type={metric!r}, metric='bbox', classwise=True)")
     assert num_classes(cfg) == {3}
     check(cfg, ("train", "val", "test"))
@@ -161,7 +151,7 @@ def test_labels_and_metrics_of_a_file_in_another_order_match_by_name(mine, tmp_p
 @pytest.mark.parametrize("kind", ["CocoDataset", "mmdet.CocoDataset", "vitdense.CocoDataset"])
 def test_class_names_match_training_data_of_another_type(mine, tmp_path, kind, order):
     names = ("disc", "ring", "square")
-    rename(tmp_path / "val.json", order, names)
+    write(tmp_path / "val.json", order, names)
     cfg = mine(
         f"own = dict(data, _delete_=True, type={kind!r}, ann_file='val.json')\n"
         "val_dataloader = test_dataloader = dict(dataset=own)\ndel own, data, train_dataloader",
@@ -174,8 +164,7 @@ def test_class_names_match_training_data_of_another_type(mine, tmp_path, kind, o
     assert labels(cfg, "val")[0] == {3 + 12 * k: names[k] for k in order}
 
 
-def test_classes_follow_the_order_of_a_checkpoint(mine, tmp_path):
-    rename(tmp_path / "train.json", (0, 1, 2))
+def test_classes_follow_the_order_of_a_checkpoint(mine):
     cfg = mine("model = dict(roi_head=dict(mask_head=dict(loss_mask=dict(class_weight=[1.0, 2.0, 3.0]))))")
     saved = ("red fox", "cat", "dog")
     follow_checkpoint(cfg, "a.pth", saved)
@@ -190,9 +179,8 @@ def test_classes_follow_the_order_of_a_checkpoint(mine, tmp_path):
 
 def test_values_of_label_maps_follow_by_name(mine):
     lines = "train_dataloader['dataset'].update(metainfo=dict(classes=('a', 'b', 'c')))\n"
-    lines += (
-        "val_dataloader['dataset'].update(metainfo=dict(classes=('c', 'a', 'b'), palette=[[3] * 3, [1] * 3, [2] * 3]))"
-    )
+    lines += "meta = dict(classes=('c', 'a', 'b'), palette=[[3] * 3, [1] * 3, [2] * 3])\n"
+    lines += "val_dataloader['dataset'].update(metainfo=meta)"
     cfg = mine(lines, "upernet_swin_nano_camvid")
     assert cfg.val_dataloader.dataset.metainfo["palette"] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
     init_default_scope("mmseg")
@@ -206,10 +194,8 @@ def test_values_of_label_maps_follow_by_name(mine):
 
 @pytest.mark.parametrize("parts", ["files", "metainfo"])
 def test_joined_data_sets_with_other_classes_match_by_name(mine, tmp_path, parts):
-    rename(tmp_path / "train.json", (0, 1))
-    (tmp_path / "second.json").write_text((tmp_path / "train.json").read_text())
-    rename(tmp_path / "second.json", (2, 1))
-    rename(tmp_path / "val.json", (2, 0, 1))
+    for name, order in (("train", (0, 1)), ("second", (2, 1)), ("val", (2, 0, 1))):
+        write(tmp_path / f"{name}.json", order)
     stated = [f", metainfo=dict(classes={names})" if parts == "metainfo" else "" for names in (NAMES[:2], NAMES[:0:-1])]
     cfg = mine(
         "own = dict(type='CocoDataset', data_root=data['data_root'], data_prefix=data['data_prefix'], pipeline=[])\n"

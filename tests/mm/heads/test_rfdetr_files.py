@@ -29,8 +29,9 @@ from vitdense.models.vit.rfdetr import NO_CLASS
 pytestmark = pytest.mark.long
 
 
-def nano():
-    return weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+def nano(classes=91):
+    state = weights({key: shape for key, shape in shapes_of("Nano").items() if 0 not in shape})
+    return state | {key: value[:classes] for key, value in state.items() if "class_embed" in key}
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +67,9 @@ def test_every_size_has_its_own_file():
 
 @pytest.mark.parametrize(("rows", "classes"), [(91, 80), (91, 90), (91, 91), (4, 3)])
 def test_rows_of_classes(rows, classes):
-    state = nano()
-    for key, value in state.items():
-        if "class_embed" in key:
-            numbers = torch.arange(float(rows)).view(-1, *[1] * (value.ndim - 1))  # [rows] or [rows, 1]
-            state[key] = numbers.expand(rows, *value.shape[1:])
+    state = nano(classes=rows)
+    for key in (key for key in state if "class_embed" in key):
+        state[key].T.copy_(torch.arange(float(rows)))  # the number of the row
     found, _ = fit_whole(make("Nano", num_classes=classes), state)
     kept = found["bbox_head.classes.bias"].tolist()
     assert kept == ([i for i in range(91) if i not in NO_CLASS] if classes == 80 else list(range(classes)))
@@ -82,8 +81,7 @@ def test_rows_of_classes(rows, classes):
 )
 @pytest.mark.parametrize("kind", [dict, argparse.Namespace])
 def test_outputs_follow_the_names_in_files_of_the_authors_trainer(kind, names, rows):
-    state = nano()
-    state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
+    state = nano(classes=5)
     saved = {"model": state, "args": kind(class_names=names)}
     found, report = fit_whole(make("Nano", num_classes=len(rows)), saved)
     assert found["bbox_head.classes.bias"].equal(state["class_embed.bias"][rows])
@@ -93,9 +91,8 @@ def test_outputs_follow_the_names_in_files_of_the_authors_trainer(kind, names, r
 
 
 def test_more_names_than_outputs_are_refused():
-    state = nano()
     with pytest.raises(CheckpointMismatchError, match="class_names"):
-        fit_whole(make("Nano"), {"model": state, "args": {"class_names": list("ab") * 50}})
+        fit_whole(make("Nano"), {"model": nano(), "args": {"class_names": list("ab") * 50}})
 
 
 @pytest.mark.parametrize(("names", "number"), [("rfdetr", 400), ("own", 100), ("own", 200), ("own", 500)])
@@ -119,22 +116,19 @@ def test_more_and_fewer_queries(names, number):
         fit_whole(model, state | {key: state[key][1:]})
 
 
-def annotations(path, densest):
-    images = [{"id": i, "file_name": f"{i}.png", "width": 160, "height": 120} for i in range(3)]
-    own = {"image_id": 1, "area": 600, "iscrowd": 0}
-    boxes = enumerate([5 + k % 40, 7 + k % 30, 30, 20] for k in range(densest))
-    items = [{"id": k + 1, "category_id": k % 3 + 5, "bbox": box, **own} for k, box in boxes]
-    categories = [{"id": i + 5, "name": name} for i, name in enumerate(("cat", "dog", "bird"))]
-    path.write_text(json.dumps({"images": images, "annotations": items, "categories": categories}))
-
-
 @pytest.fixture
 def own(file, tmp_path, monkeypatch):
     def write(densest, *options):
         monkeypatch.chdir(tmp_path)
+        images = [{"id": i, "file_name": f"{i}.png", "width": 160, "height": 120} for i in range(3)]
         for i in range(3):
             cv2.imwrite(f"{i}.png", np.full((120, 160, 3), 40 * i, np.uint8))
-        annotations(tmp_path / "a.json", densest)
+        one = {"image_id": 1, "area": 600, "iscrowd": 0}
+        boxes = enumerate([5 + k % 40, 7 + k % 30, 30, 20] for k in range(densest))
+        items = [{"id": k + 1, "category_id": k % 3 + 5, "bbox": box, **one} for k, box in boxes]
+        categories = [{"id": i, "name": name} for i, name in enumerate(("cat", "dog", "bird"), 5)]
+        content = {"images": images, "annotations": items, "categories": categories}
+        (tmp_path / "a.json").write_text(json.dumps(content))
         data = ["--train", "a.json", "--val", "a.json", "--images", ".", "--method", "rfdetr"]
         assert new(["detection", "own.py", *data, *options, "--weights", str(file), "--epochs", "1"]) == 0
         return load_config("own.py")
@@ -180,9 +174,7 @@ def test_masks_and_other_methods(own):
 @pytest.mark.parametrize("named", ["by the file", "by the option"])
 def test_a_file_of_the_authors_trainer_predicts(names, named, tmp_path, capsys):
     """Heads get as many outputs as there are names, whatever the config has."""
-    state = nano()
-    state |= {key: value[:5] for key, value in state.items() if "class_embed" in key}
-    of_file = named == "by the file"
+    state, of_file = nano(classes=5), named == "by the file"
     torch.save({"model": state, **({"args": {"class_names": names}} if of_file else {})}, tmp_path / "own.pth")
     model = vitdense.load("rfdetr_n_coco", tmp_path / "own.pth", classes=None if of_file else names)
     assert list(model.names) == ["cat", "dog", "bird"]

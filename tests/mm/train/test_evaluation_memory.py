@@ -35,8 +35,7 @@ class LooksAtPredictions(Hook):
 
 def dense(name, folder, side, number):
     columns = int(np.ceil(number**0.5))
-    step = side / columns
-    annotations, w = [], step / 2
+    step, w, annotations = side / columns, side / columns / 2, []
     for i in range(2 * number):
         x, y = step * (i % number % columns), step * (i % number // columns)
         one = {"id": i + 1, "image_id": i // number, "category_id": i % number % 8 + 1, "iscrowd": 0, "area": w * w}
@@ -52,11 +51,10 @@ def dense(name, folder, side, number):
 
     cfg = load_config(name, work_dir=str(folder / "work"))
     cfg.test_dataloader.update(batch_size=1, num_workers=0, persistent_workers=False)
-    pipeline = cfg.test_dataloader.dataset.pipeline
-    data = {"ann_file": str(folder / "dense.json"), "data_prefix": {"img": str(folder)}}
-    data |= {"metainfo": {"classes": CLASSES}, "test_mode": True}
-    cfg.test_dataloader.dataset = dict(type="CocoDataset", pipeline=pipeline, **data)
-    cfg.test_evaluator.update(ann_file=str(folder / "dense.json"), outfile_prefix=str(folder / "found"))
+    pipeline, ann_file = cfg.test_dataloader.dataset.pipeline, str(folder / "dense.json")
+    data = {"ann_file": ann_file, "data_prefix": {"img": str(folder)}, "metainfo": {"classes": CLASSES}}
+    cfg.test_dataloader.dataset = dict(type="CocoDataset", pipeline=pipeline, test_mode=True, **data)
+    cfg.test_evaluator.update(ann_file=ann_file, outfile_prefix=str(folder / "found"))
     test_cfg = cfg.model.test_cfg
     if "rcnn" in test_cfg:
         test_cfg.rcnn.update(score_thr=0.0, max_per_img=number, nms={"type": "nms", "iou_threshold": 1.0})
@@ -69,10 +67,9 @@ def dense(name, folder, side, number):
     torch.manual_seed(0)
     model = build_model(cfg)
     model.init_weights()
-    with torch.no_grad():
-        for part, weight in model.named_parameters():
-            if "conv_logits" in part or "fc_cls" in part or "cls_embed" in part:
-                weight.normal_(std=0.3)
+    for part, weight in model.named_parameters():
+        if "conv_logits" in part or "fc_cls" in part or "cls_embed" in part:
+            torch.nn.init.normal_(weight, std=0.3)
     torch.save({"meta": {}, "state_dict": model.state_dict()}, folder / "random.pth")
     return cfg, str(folder / "random.pth")
 
