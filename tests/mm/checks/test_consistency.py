@@ -11,8 +11,6 @@ from vitdense.mm.checks.schedule import monitors, schedule, warm_up
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
 
-SWIN = {"type": "vitdense.Swin", "arch": {"embed_dims": 8, "depths": (1, 1, 1, 1), "num_heads": (1, 1, 1, 1)}}
-
 
 def test_metric_of_another_annotation_file(tmp_path):
     data = {"dataset": {"type": "CocoDataset", "data_root": str(tmp_path), "ann_file": "val.json"}}
@@ -33,7 +31,8 @@ IMAGENET = {"mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "
 def with_weights(init_cfg, settings=None, **changes):
     if isinstance(init_cfg, str):
         init_cfg = {"type": "Pretrained", "checkpoint": init_cfg}
-    model = {"backbone": SWIN | {"init_cfg": init_cfg}, "data_preprocessor": IMAGENET | changes}
+    backbone = {"type": "vitdense.Swin", "init_cfg": init_cfg}
+    model = {"backbone": backbone, "data_preprocessor": IMAGENET | changes}
     return Config({"model": model, "settings": settings or {}})
 
 
@@ -121,19 +120,20 @@ def test_schedule_against_the_length_of_the_run(length, schedulers, names):
 
 
 @pytest.mark.long
-def test_shipped_schedules_fit_their_runs_and_images_fit_the_weights(repo):
-    for path in sorted(RECIPES):
+def test_shipped_schedules_fit_their_runs_and_images_fit_the_weights():
+    for path in RECIPES:
         cfg = load_config(path)
         assert not [*normalisation(cfg), *schedule(cfg), *padding(cfg)], path
 
 
-def test_warm_up_longer_than_a_short_run(repo):
-    cfg = load_config(repo / "configs/cascade_swin_t_coco.py", {"settings.max_epochs": 12})
+def test_warm_up_longer_than_a_short_run():
+    cfg = load_config("cascade_swin_t_coco", {"settings.max_epochs": 12})
     (fault,) = warm_up(cfg, 40)  # at two images a step
     assert re.search("500.*240", str(fault))
     assert not list(warm_up(cfg, 4000))
 
 
+EARLY = {"type": "EarlyStoppingHook", "min_delta": 0.1}
 COCO = {"type": "mmdet.FasterCocoMetric", "metric": ["bbox", "segm"]}
 
 
@@ -160,9 +160,7 @@ def test_a_monitor_has_the_name_of_a_metric(evaluator, name, hint):
     assert not list(monitors(cfg, ("test",)))
 
 
-@pytest.mark.parametrize(
-    "hook", [dict(type="CheckpointHook", save_best="{}"), dict(type="EarlyStoppingHook", monitor="{}", min_delta=0.1)]
-)
+@pytest.mark.parametrize(("hook", "key"), [({"type": "CheckpointHook"}, "save_best"), (EARLY, "monitor")])
 @pytest.mark.parametrize(
     ("evaluator", "name", "is_known"),
     [
@@ -173,9 +171,8 @@ def test_a_monitor_has_the_name_of_a_metric(evaluator, name, hint):
         (dict(type="SomebodysMetric"), "auto", True),
     ],
 )
-def test_a_monitor_has_a_direction(hook, evaluator, name, is_known):
-    hook = {key: value.format(name) if value == "{}" else value for key, value in hook.items()}
-    cfg = Config(dict(val_evaluator=evaluator, default_hooks=dict(hook=hook)))
+def test_a_monitor_has_a_direction(hook, key, evaluator, name, is_known):
+    cfg = Config(dict(val_evaluator=evaluator, default_hooks=dict(hook={**hook, key: name})))
     found = [str(error) for error in monitors(cfg, ("train", "val"))]
     assert [line.split()[0] for line in found] == ([] if is_known else ["rule"])
     cfg.default_hooks.hook.rule = "greater"

@@ -16,16 +16,10 @@ pipeline = _base_.test_dataloader.dataset.pipeline
 """
 
 
-@pytest.fixture
-def mine(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(MINE)
-    return path
-
-
-def test_a_config_inherits_from_one_of_the_package(mine):
+def test_a_config_inherits_from_one_of_the_package(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
     ours = load_config(REPO / "configs/cascade_swin_t_coco.py").to_dict()
-    got = load_config(mine).to_dict()
+    got = load_config(tmp_path / "mine.py").to_dict()
     assert got.pop("pipeline") == ours["test_dataloader"]["dataset"]["pipeline"]
     assert got["model"]["backbone"].pop("drop_path_rate") == 0.1 != ours["model"]["backbone"].pop("drop_path_rate")
     assert (got.pop("work_dir"), ours.pop("work_dir")) == ("work_dirs/mine", "work_dirs/cascade_swin_t_coco")
@@ -33,9 +27,9 @@ def test_a_config_inherits_from_one_of_the_package(mine):
 
 
 @pytest.mark.parametrize("base", ["mmdet::_base_/models/mask-rcnn_r50_fpn.py", "mmseg::_base_/models/upernet_r50.py"])
-def test_bases_of_other_packages_keep_their_scope(mine, base):
-    mine.write_text(f"_base_ = {base!r}")
-    assert load_config(mine).model["_scope_"] == base.partition("::")[0]
+def test_bases_of_other_packages_keep_their_scope(tmp_path, base):
+    (tmp_path / "mine.py").write_text(f"_base_ = {base!r}")
+    assert load_config(tmp_path / "mine.py").model["_scope_"] == base.partition("::")[0]
 
 
 def test_config_of_the_package_by_name():

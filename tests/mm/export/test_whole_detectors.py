@@ -83,7 +83,6 @@ def test_a_program_of_all_sizes_has_no_branches(tmp_path):
         assert (labels >= -1).all()
 
 
-@pytest.mark.long
 def test_a_program_of_sparse_rcnn(tmp_path):
     """Two of its six stages, for one size. A file without its constants was once written, which no runtime opened."""
     model = detector("sparse_rcnn")

@@ -10,10 +10,8 @@ from random_detector import HEIGHT, WIDTH, build, image, random_detector, view
 
 from vitdense.mm.config.model import use_rle
 
-HTC = pytest.param("htc", marks=needs_research)
 
-
-@pytest.fixture(scope="module", params=["cascade", HTC])
+@pytest.fixture(scope="module", params=["cascade", pytest.param("htc", marks=needs_research)])
 def detector(request):
     return random_detector(f"{request.param}_swin_nano_shapes")
 
@@ -27,10 +25,9 @@ def found_by(detector, score_thr=0.0):
 
 
 def as_rle(detector):
-    cfg, weights = detector
-    cfg = copy.deepcopy(cfg)
+    cfg = copy.deepcopy(detector[0])
     use_rle(cfg.model)
-    return cfg, weights
+    return cfg, detector[1]
 
 
 def test_masks_as_rle_equal_mmdet(detector):

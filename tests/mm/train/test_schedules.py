@@ -21,17 +21,15 @@ def test_probability_of_masked_attention():
 
 
 def test_hook_sets_every_head_by_the_step():
-    model = nn.Module()
-    for name in ("semantic", "instances"):
-        head = nn.Module()
+    model = nn.Sequential(nn.Module(), nn.Module())
+    for head in model:
         head.register_buffer("mask_probabilities", torch.ones(2))
-        model.add_module(name, head)
     hook, runner = MaskAnnealingHook((0, 10), (10, 20)), SimpleNamespace(model=model, iter=5)
     hook.before_train(runner)
     for step, want in ((5, (0.5**0.9, 1)), (15, (0, 0.5**0.9)), (20, (0, 0)), (0, (1, 1))):
         runner.iter = step
         hook.before_train_iter(runner, 0)
-        for head in model.children():
+        for head in model:
             assert head.mask_probabilities.tolist() == pytest.approx(want)
     with pytest.raises(ConfigError, match="starts"):
         MaskAnnealingHook((0,), (10,)).before_train(runner)
@@ -66,16 +64,10 @@ def test_two_warmups():
     assert trunk == pytest.approx([0, 0, 0.5, 1, 0.5**0.9, 0])
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        sizes = {"embed_dims": 8, "depth": 4, "num_heads": 2}
-        self.backbone, self.head = JointViT(arch=sizes, num_joint_blocks=2), nn.Linear(2, 2)
-
-
 @pytest.mark.parametrize("full", [0, 2])
 def test_learning_rates_of_the_authors(full):
-    model = Model()
+    trunk = JointViT(arch={"embed_dims": 8, "depth": 4, "num_heads": 2}, num_joint_blocks=2)
+    model = nn.ModuleDict({"backbone": trunk, "head": nn.Linear(2, 2)})
     cfg = {"type": "OptimWrapper", "constructor": "vitdense.EoMTOptimWrapperConstructor"}
     cfg["optimizer"] = {"type": "AdamW", "lr": 1.0, "weight_decay": 0.05}
     cfg["paramwise_cfg"] = {"layer_decay_rate": 0.5, "num_full_blocks": full}
