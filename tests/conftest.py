@@ -214,6 +214,18 @@ def run_python(code: str, *args: object, folder: Path = REPO, status: int = 0) -
     return done
 
 
+def of_prefix(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    """The same names and bits. Either may be the state dict of a model."""
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        assert got[key].dtype == value.dtype, key
+        assert torch.equal(got[key], value), key
+
+
 def run_ranks(function: Callable, *args: object) -> None:
     """Run `function(rank, *args)` in two processes; raise what one of them raised, and fail if they hang.
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import timm
 import torch
-from conftest import add_row, relative_error
+from conftest import add_row, assert_same_tensors, of_prefix, relative_error
 from torch import nn
 
 from vitdense import ViT
@@ -101,10 +101,6 @@ GOLDEN = {  # our model, and the naming scheme
 }
 
 
-def part(tensors, start):
-    return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-
-
 @torch.no_grad()
 def outputs_of(model, x, like):
     h, w = (side // model.arch.patch_size for side in x.shape[2:])
@@ -129,10 +125,10 @@ def outputs_of(model, x, like):
 def golden_model(name, golden_file):
     config, tensors = golden_file(name)
     make, scheme = GOLDEN[name]
-    state = part(tensors, "weight/")
+    state = of_prefix(tensors, "weight/")
     options = {"out_norm": "shared", "output_cls_token": True}
     if scheme == "detectron2":  # of the file with a pyramid, the trunk
-        state = part(state, "net.") or state
+        state = of_prefix(state, "net.") or state
         state, options = {f"backbone.net.{key}": value for key, value in state.items()}, {"out_norm": "none"}
     arch, sizes = make(config)
     return ViT(arch, out_indices=range(arch["depth"]), **options, **sizes).eval(), state, tensors
@@ -145,14 +141,12 @@ def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
     assert report.scheme == scheme
     assert report.kept_at_init == ["rope.periods"] * name.startswith("dinov3")  # not in these files, and said
     errors = {}
-    for case, x in part(tensors, "input/").items():
-        for key, pair in outputs_of(model, x, part(tensors, f"output/{case}/")).items():
+    for case, x in of_prefix(tensors, "input/").items():
+        for key, pair in outputs_of(model, x, of_prefix(tensors, f"output/{case}/")).items():
             errors[case, key] = relative_error(*pair)
     assert len(errors) >= {"eva02_det": 1}.get(name, len(model.blocks))
     assert max(errors.values()) < 1e-5, errors
-    back = convert(convert(state, "vitdense").state, scheme).state
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], state[key]) for key in state)
+    assert_same_tensors(convert(convert(state, "vitdense").state, scheme).state, state)
     add_row("vit", scheme, f"golden {name}", [max(errors.values())], report.share, "bit-equal")
 
 
@@ -163,7 +157,7 @@ def test_pyramid_of_an_eva02_detector_equals_the_golden_file(golden_file):
     trunk, _, _ = golden_model("eva02_det", golden_file)
     neck = DeconvPyramid(trunk.arch.embed_dims, out_channels=config["pyramid"]["out_channels"], num_outs=5)
     detector = nn.ModuleDict({"backbone": trunk, "neck": neck}).eval()
-    file = {f"backbone.{key}": value for key, value in part(tensors, "weight/").items()}
+    file = {f"backbone.{key}": value for key, value in of_prefix(tensors, "weight/").items()}
     state, report = fit_whole(detector, {"model": file})
     assert report.share == 1
     detector.load_state_dict(state)
@@ -172,8 +166,7 @@ def test_pyramid_of_an_eva02_detector_equals_the_golden_file(golden_file):
     errors = [relative_error(*pair) for pair in zip(outs, wanted, strict=True)]
     assert max(errors) < 1e-5, errors
     back = rename({key: value for key, value in state.items() if key.startswith("neck.")}, reverse(DETECTOR))
-    assert back.keys() == {key for key in file if "simfp_" in key}
-    assert all(torch.equal(back[key], file[key]) for key in back)
+    assert_same_tensors(back, {key: x for key, x in file.items() if "simfp_" in key})
     add_row("vit", "detectron2", "golden eva02_det, pyramid", errors, report.share, "bit-equal")
 
 
@@ -236,8 +229,7 @@ def test_the_authors_dinov3_loads_with_its_periods_and_without_the_bias_of_keys(
         if key.endswith("qkv.bias"):
             without[key][32:64] = 0
     back = convert(convert(state, "vitdense").state, "dinov3").state
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], without[key]) for key in without)  # what has no effect is written as zero
+    assert_same_tensors(back, without)  # what has no effect is written as zero
     other = dinov3_nano(swiglu)
     load_pretrained(other, back)
     with torch.no_grad():
@@ -340,7 +332,7 @@ def test_training_checkpoints_of_dinov2_have_chunks_of_blocks():
     for file in (chunks, training):
         other = dinov2_nano()
         assert load_pretrained(other, file).share == 1
-        assert all(torch.equal(x, other.state_dict()[key]) for key, x in model.state_dict().items())
+        assert_same_tensors(other.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -445,9 +437,7 @@ def test_c_radio_of_timm(release):
         x = torch.randn(1, 3, *shape)
         wanted = theirs.forward_intermediates(whole_patches(x, 16), intermediates_only=True)
         assert max(map(relative_error, ours(x), wanted)) < 1e-6, shape
-    back = convert(ours.state_dict(), "timm").state
-    assert back.keys() == theirs.state_dict().keys()
-    assert all(torch.equal(x, back[key]) for key, x in theirs.state_dict().items())
+    assert_same_tensors(convert(ours.state_dict(), "timm").state, theirs.state_dict())
     ours.patch_embed.proj.bias.zero_()  # the authors' model has none
     back = convert(ours.state_dict(), "radio").state
     assert {key.split(".")[1] for key in back} == {"model"}
@@ -455,7 +445,7 @@ def test_c_radio_of_timm(release):
     again = radio(f"cradio_{version}_{size}")
     others = {"radio_model.input_conditioner.norm_mean": torch.ones(3, 1, 1), "adaptors.0.weight": torch.ones(2, 2)}
     assert load_pretrained(again, back | others).share == 1
-    assert all(torch.equal(x, again.state_dict()[key]) for key, x in ours.state_dict().items())
+    assert_same_tensors(again.state_dict(), ours.state_dict())
 
 
 @torch.no_grad()

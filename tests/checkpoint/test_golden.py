@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import HAS_RESEARCH, REPO, add_row, relative_error
+from conftest import HAS_RESEARCH, REPO, add_row, of_prefix, relative_error
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -92,7 +92,7 @@ def read_golden(path):
         config = json.loads(file.metadata()["config"])
     config = config.get("constructor", config)
     tensors = load_file(path)
-    state = {key.removeprefix("sd."): value for key, value in tensors.items() if key.startswith("sd.")}
+    state = of_prefix(tensors, "sd.")
     inputs = [tensors[key] for key in sorted(tensors) if key.startswith("in.")]
     inputs = [x.float() / 127.5 - 1 if x.dtype == torch.uint8 else x for x in inputs]
     outputs: list[dict[int, torch.Tensor]] = [{} for _ in inputs]

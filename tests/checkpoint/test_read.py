@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import REPO
+from conftest import REPO, assert_same_tensors
 from safetensors.torch import save_file
 
 from vitdense import ViT, create
@@ -62,14 +62,6 @@ def write(path, state=None):
 
 def inner(saved):
     return saved.get("state_dict", saved.get("model", saved))
-
-
-def assert_same(got, want):
-    assert got.keys() == want.keys()
-    for key, value in want.items():
-        assert isinstance(got[key], torch.Tensor)
-        assert got[key].dtype == value.dtype
-        assert torch.equal(got[key], value), key
 
 
 def sha256(path):
@@ -133,9 +125,9 @@ def server():
 @pytest.mark.parametrize("name", KINDS)
 def test_every_file_format_gives_the_same_tensors_whatever_its_name(tmp_path, name):
     path = write(tmp_path / name)
-    assert_same(inner(read(path)), tensors())
-    assert_same(inner(read(str(path), sha256=sha256(path)[:8].upper())), tensors())
-    assert_same(inner(read(path.rename(tmp_path / "weights.bin"))), tensors())
+    assert_same_tensors(inner(read(path)), tensors())
+    assert_same_tensors(inner(read(str(path), sha256=sha256(path)[:8].upper())), tensors())
+    assert_same_tensors(inner(read(path.rename(tmp_path / "weights.bin"))), tensors())
 
 
 @pytest.mark.parametrize("protocol", range(3, pickle.HIGHEST_PROTOCOL + 1))
@@ -244,7 +236,7 @@ def test_name_of_the_model_table_is_read_and_its_digest_checked(tmp_path, monkey
     row = Model("nano.ours", "nano", "Swin", "tiny", str(path), sha256=sha256(path)[:12])
     monkeypatch.setitem(MODELS, "nano.ours", row)
     monkeypatch.chdir(tmp_path)
-    assert_same(inner(read("nano.ours")), tensors())
+    assert_same_tensors(inner(read("nano.ours")), tensors())
     write(tmp_path / "other.pth", {"b": torch.ones(1)}).rename(path)
     with pytest.raises(CheckpointMismatchError, match=sha256(path)[:12]):  # the row's digest is checked
         read("nano.ours")
@@ -322,7 +314,7 @@ def test_log_history_of_a_run_is_dropped(tmp_path):
     hub = {"log_scalars": {"train/loss": logging.HistoryBuffer([1.0, 2.0], [1, 1])}}
     torch.save({"state_dict": tensors(), "message_hub": hub}, tmp_path / "epoch_1.pth")
     saved = read(tmp_path / "epoch_1.pth")
-    assert_same(saved["state_dict"], tensors())
+    assert_same_tensors(saved["state_dict"], tensors())
     assert type(saved["message_hub"]["log_scalars"]["train/loss"]) is LogHistory
 
 
@@ -357,13 +349,13 @@ def test_digest_is_checked_before_the_file_is_read(tmp_path):
 def test_url_is_downloaded_once(tmp_path, server, cache, name):
     path = write(tmp_path / name)
     address = server.serve(f"/models/{name}", path.read_bytes())
-    assert_same(inner(read(address, sha256=sha256(path))), tensors())
+    assert_same_tensors(inner(read(address, sha256=sha256(path))), tensors())
     server.stop()
-    assert_same(inner(read(address)), tensors())
+    assert_same_tensors(inner(read(address)), tensors())
     assert server.asked == [f"HEAD /models/{name}", f"GET /models/{name}"]
     with pytest.raises(CheckpointMismatchError, match="expected 00000000"):
         read(address, sha256="00000000")
-    assert_same(inner(read(address)), tensors())  # whose digest was wrong is not known: the file stays
+    assert_same_tensors(inner(read(address)), tensors())  # whose digest was wrong is not known: the file stays
 
 
 def test_cache_separates_files_of_the_same_name_and_drops_the_query(tmp_path, server, cache):
@@ -388,7 +380,7 @@ def test_download_with_another_digest_is_not_kept(tmp_path, server, cache):
         read(address)
     assert kept(cache) == []
     for name in (f"/a-{sha256(path)[:8]}.pth", "/a-20210725.pth"):
-        assert_same(inner(read(server.serve(name, path.read_bytes()))), tensors())
+        assert_same_tensors(inner(read(server.serve(name, path.read_bytes()))), tensors())
 
 
 def test_download_that_is_no_checkpoint_is_not_kept(tmp_path, server, cache):
@@ -449,7 +441,7 @@ def test_concurrent_downloads_leave_one_complete_file(tmp_path, server, cache):
     address = server.serve("/a.pth", content)
     with ThreadPoolExecutor(8) as pool:
         for saved in pool.map(read, [address] * 16):
-            assert_same(inner(saved), tensors())
+            assert_same_tensors(inner(saved), tensors())
     assert [path.read_bytes() == content for path in kept(cache)] == [True]
     assert server.asked == ["HEAD /a.pth", "GET /a.pth"]  # one of them downloads, the others wait for it
 
@@ -460,7 +452,7 @@ def test_openmmlab_url_is_downloaded_from_the_mirror(tmp_path, server, cache, mo
     server.serve("/mmdetection/v2.0/a.pth", write(tmp_path / "a.pth").read_bytes())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert_same(inner(read("http://download.openmmlab.com/mmdetection/v2.0/a.pth")), tensors())
+            assert_same_tensors(inner(read("http://download.openmmlab.com/mmdetection/v2.0/a.pth")), tensors())
     (line,) = caplog.messages
     assert line.startswith("the host of http://download.openmmlab.com/mmdetection/v2.0/a.pth is gone")
     assert f"http://{server.host}/mmdetection/v2.0/a.pth" in line
@@ -515,8 +507,7 @@ def test_timm_renames_without_a_second_model_in_memory(model):
     before = torch.random.get_rng_state()
     renamed, built = read_module.renamed_by_timm(model, state)
     assert all(t.is_meta for t in built.state_dict().values())
-    assert renamed.keys() == state.keys()
-    assert all(torch.equal(renamed[name], state[name]) for name in state)
+    assert_same_tensors(renamed, state)
     assert {t.data_ptr() for t in renamed.values()} == {t.data_ptr() for t in state.values()}  # nor a second file
     assert torch.equal(torch.random.get_rng_state(), before)
     assert not next(torch.nn.Linear(2, 3).parameters()).is_meta  # what is built later has its memory
@@ -532,8 +523,7 @@ def test_what_timm_makes_up_is_left_out():
     state = timm.create_model("test_resnet").state_dict()
     old = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
     renamed, _ = read_module.renamed_by_timm("test_resnet", old)
-    assert renamed.keys() == old.keys()
-    assert all(torch.equal(renamed[name], old[name]) for name in old)
+    assert_same_tensors(renamed, old)
     clip = timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict()
     clip = {f"visual.trunk.{name}": t for name, t in clip.items()} | {"visual.head.proj.weight": torch.ones(1000, 192)}
     renamed, _ = read_module.renamed_by_timm("vit_tiny_patch16_224", clip)

@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from conftest import assert_same_tensors
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.rename import Rule, Transform, rename, reverse
@@ -35,9 +36,7 @@ def test_rename_and_reverse_round_trip():
         "v.7": torch.tensor([2.0]),
     }
     assert renamed["stages.2.b.0.scale"] is state["features.5.0.scale"]  # no copy where nothing changes
-    back = rename(renamed, reverse(RULES))
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], state[key]) for key in state)
+    assert_same_tensors(rename(renamed, reverse(RULES)), state)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from conftest import relative_error
+from conftest import assert_same_tensors, relative_error
 from torch import nn
 
 import vitdense
@@ -62,7 +62,7 @@ def test_checkpoints_with_updates(tmp_path):
     state = model.state_dict()
     other = swin(finetune=LORA)
     vitdense.checkpoint.load.load_pretrained(other, state)
-    assert all(torch.equal(state[key], value) for key, value in other.state_dict().items())
+    assert_same_tensors(other.state_dict(), state)
     with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
         vitdense.checkpoint.load.load_pretrained(swin(), state)
     with pytest.raises(CheckpointMismatchError, match="size mismatch"):

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 import torch
+from conftest import assert_same_tensors
 from test_contract import BACKBONES
 from torch import nn
 
@@ -84,7 +85,7 @@ def test_init_cfg_may_be_only_the_checkpoint(checkpoint, kind):
     model = Detector(init_cfg=kind(checkpoint)).backbone
     model.init_weights()
     assert model.load_report.share == 1
-    assert all(torch.equal(value, model.state_dict()[key]) for key, value in torch.load(checkpoint).items())
+    assert_same_tensors(model.state_dict(), torch.load(checkpoint))
 
 
 def test_init_cfg_that_is_no_checkpoint_names_it():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import relative_error
+from conftest import assert_same_tensors, relative_error
 from contract_rows import MODELS as ROWS
 
 from peers import PEERS, PeerSpec
@@ -72,8 +72,7 @@ def test_maps_equal_other_projects_at_sizes_of_whole_windows(build, scheme):
     back = convert(ours.state_dict(), scheme).state
     prefix = "" if scheme == "timm" else "vision_encoder.backbone."  # as in the whole model
     trunk = {prefix + key: x for key, x in theirs.state_dict().items() if not key.startswith("head.")}
-    assert back.keys() == trunk.keys()
-    assert all(torch.equal(back[key], x) for key, x in trunk.items())
+    assert_same_tensors(back, trunk)
 
 
 @pytest.mark.parametrize("size", HIERA)

@@ -12,7 +12,7 @@ import test_contract
 import test_export
 import torch
 import torch.nn.functional as F
-from conftest import add_row, relative_error
+from conftest import add_row, assert_same_tensors, of_prefix, relative_error
 from contract_rows import Row
 from test_vit import by_hand
 from torch import nn
@@ -111,12 +111,12 @@ def of_golden(config):
 @pytest.mark.parametrize("name", ["global", "windowed"])
 def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
     config, tensors = golden_file(f"vit_adapter_{name}")
-    state = {key.removeprefix("weight/"): value for key, value in tensors.items() if key.startswith("weight/")}
+    state = of_prefix(tensors, "weight/")
     model = of_golden(config).eval()
     report = load_pretrained(model, {"state_dict": state})
     assert (report.scheme, report.share, report.resized) == ("official", 1, {})
     assert report.ignored == ["trunk.tokens.cls_position"]
-    inputs = {key.removeprefix("input/"): value for key, value in tensors.items() if key.startswith("input/")}
+    inputs = of_prefix(tensors, "input/")
     assert inputs
     errors = [0.0] * 4
     for case, x in inputs.items():
@@ -129,9 +129,7 @@ def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
     assert max(errors) < 1e-5, errors
     here = convert(state, "vitdense").state
     assert here.keys() - {"trunk.tokens.cls_position"} == model.state_dict().keys()
-    back = convert(here, "official").backbone
-    assert back.keys() == state.keys()
-    assert all(torch.equal(back[key], state[key]) for key in state)
+    assert_same_tensors(convert(here, "official").backbone, state)
     add_row("vit_adapter", "official", f"golden vit_adapter_{name}, large", errors, report.share, "bit-equal")
 
 
@@ -350,7 +348,7 @@ def test_init_cfg_of_the_whole_model_overrides_the_trunks(tmp_path):
     got = adapter({**TRUNK, "init_cfg": str(tmp_path / "vit.pth")}, init_cfg=str(tmp_path / "whole.pth"))
     got.init_weights()
     assert got.load_report.share == 1
-    assert all(torch.equal(p, want.state_dict()[name]) for name, p in got.state_dict().items())
+    assert_same_tensors(got.state_dict(), want.state_dict())
 
 
 def test_checkpoint_of_another_image_size_has_its_positions_resized():
@@ -365,14 +363,13 @@ def test_checkpoint_of_another_image_size_has_its_positions_resized():
 def test_whole_detectors_load_from_the_authors_names():
     detector = nn.Module()
     detector.backbone, detector.head = adapter(NO_TOKENS), nn.Linear(2, 2)
-    ours = detector.state_dict()
     theirs = {f"head.{key}": value for key, value in detector.head.state_dict().items()}
     theirs |= convert(detector.backbone.state_dict(), "official").state  # with the prefix
     theirs["backbone.pos_embed"][:, 0] = 1  # trained, and never read
     state, report = fit_whole(detector, {"state_dict": theirs})
     assert (report.scheme, report.share) == ("official", 1)
     assert report.ignored == ["backbone.trunk.tokens.cls_position"]
-    assert all(torch.equal(state[key], value) for key, value in ours.items())
+    assert_same_tensors(state, detector.state_dict())
     detector.load_state_dict(dict(theirs))  # as mmengine's runner does
 
 
@@ -383,10 +380,10 @@ def test_trunk_may_be_a_module_and_is_not_changed(tmp_path, caplog):
     plain_file(tmp_path / "vit.pth")
     trunk = ViT(VIT, pretrain_img_size=64, out_norm="none", init_cfg=str(tmp_path / "vit.pth"))
     trunk.init_weights()
-    before = {name: value.clone() for name, value in trunk.state_dict().items()}
+    before = copy.deepcopy(trunk.state_dict())
     model = ViTAdapter(trunk, **ADAPTER)
     assert model.trunk is trunk
-    assert all(torch.equal(value, before[name]) for name, value in trunk.state_dict().items())
+    assert_same_tensors(trunk.state_dict(), before)
     caplog.clear()
     model(torch.randn(2, 3, 32, 32))
     assert not caplog.records  # its weights are loaded

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import of_prefix
 from torch import nn
 
 from vitdense.flops import num_params
@@ -12,8 +13,7 @@ def test_outputs_equal_the_golden_files(golden_file, name):
     config, tensors = golden_file(name)
     options = {key: config["constructor"][key] for key in ("in_channels", "out_channels", "num_outs", "num_repeat")}
     neck = BiFPN(**options)
-    state = {key.removeprefix("sd."): value for key, value in tensors.items() if key.startswith("sd.")}
-    neck.load_state_dict(state, strict=True)
+    neck.load_state_dict(of_prefix(tensors, "sd."), strict=True)
     with torch.no_grad():
         outs = neck([tensors[f"in.{i}"] for i in range(3)])
     assert len(outs) == 5

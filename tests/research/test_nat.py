@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import relative_error
+from conftest import assert_same_tensors, relative_error
 from torch import nn
 
 from vitdense import NAT
@@ -157,9 +157,7 @@ def test_names_convert_both_ways(output_norms):
     assert NAT(SCALED).load_state_dict(ours, strict=False).missing_keys == (
         [] if output_norms else [f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")]
     )
-    back = convert(ours, "official").state
-    assert back.keys() == file.keys()
-    assert all(torch.equal(back[key], value) for key, value in file.items())
+    assert_same_tensors(convert(ours, "official").state, file)
 
 
 def test_weights_of_another_kernel_are_resized():

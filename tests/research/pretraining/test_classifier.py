@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import assert_same_tensors, of_prefix
 from mmengine.structures import BaseDataElement
 from torch import nn
 
@@ -223,7 +224,7 @@ def test_teacher_of_timm_has_its_own_statistics(monkeypatch):
     assert not read
     Classifier(vit(), 1000, "hard", teacher=teacher).init_weights()
     assert read == [f"hf://timm/{name}/model.safetensors"]  # downloaded and kept as all weights are
-    assert all(torch.equal(t, weights[key]) for key, t in teacher.model.state_dict().items())
+    assert_same_tensors(teacher.model.state_dict(), weights)
     assert teacher(torch.rand(1, 3, 32, 32)).shape == (1, 1000)
 
 
@@ -243,7 +244,7 @@ def test_checkpoint_initialises_detectors_and_itself(tmp_path):
 
 def test_heads_of_published_files_are_loaded_with_keep_classifier(golden_file, tmp_path):
     _, golden = golden_file("deit_distilled")
-    state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
+    state = of_prefix(golden, "sd.")
     torch.save({"model": state}, tmp_path / "deit.pth")
     init_cfg = {"type": "Pretrained", "checkpoint": str(tmp_path / "deit.pth"), "keep_classifier": True}
     arch = {"embed_dims": 48, "depth": 4, "num_heads": 3, "distilled": True}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import relative_error
+from conftest import of_prefix, relative_error
 from mmengine.structures import BaseDataElement
 from torch import nn
 
@@ -44,7 +44,7 @@ def masks(make, count, *args):
 
 def test_mae_equals_the_authors_latents_predictions_and_losses(golden_file):
     _, golden = golden_file("mae_tiny")
-    state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
+    state = of_prefix(golden, "sd.")
     for norm, name in ((None, "loss.raw"), ("patch", "loss.norm_pix")):
         model = MaskedImageModel(vit(), {**PIXELS, "norm": norm}, decoder=DECODER).eval()
         table = model.backbone.absolute_pos_embed.table.clone()
@@ -54,7 +54,7 @@ def test_mae_equals_the_authors_latents_predictions_and_losses(golden_file):
         torch.testing.assert_close(
             sine_cosine((4, 4), 16).flatten(1, 2), state["decoder_pos_embed"][:, 1:], atol=1e-6, rtol=0
         )
-        decoder = {key.removeprefix("decoder_"): x for key, x in state.items() if key.startswith("decoder_")}
+        decoder = of_prefix(state, "decoder_")
         del decoder["pos_embed"]
         model.decoder.load_state_dict(decoder | {"mask_token": state["mask_token"][0, 0]})
         mask = golden["mask"].bool().unflatten(1, (4, 4))
@@ -75,7 +75,7 @@ def test_mae_equals_the_authors_latents_predictions_and_losses(golden_file):
 @pytest.mark.parametrize(("norm", "loss"), [(None, "loss.raw"), (47, "loss.norm_target")])
 def test_simmim_equals_the_authors_latents_reconstruction_and_losses(golden_file, norm, loss):
     _, golden = golden_file("simmim_swin")
-    state = {key.removeprefix("sd."): value for key, value in golden.items() if key.startswith("sd.")}
+    state = of_prefix(golden, "sd.")
     model = MaskedImageModel(swin(), {**PIXELS, "loss": "l1", "norm": norm}).eval()
     report = load_pretrained(model.backbone, {"model": state})  # whose backbone has a prefix and a mask token
     assert report.share == 1
