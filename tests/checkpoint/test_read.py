@@ -18,11 +18,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from types import SimpleNamespace
 
+import huggingface_hub
 import numpy as np
 import pytest
+import timm
 import torch
 from conftest import REPO, assert_same_tensors
 from safetensors.torch import save_file
+from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock, VisionTransformer
+from torchvision.models import get_model_weights
 
 from vitdense import ViT, create
 from vitdense.checkpoint import read as read_module
@@ -119,9 +123,6 @@ def server():
     server.stop()
 
 
-# --- what is read
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_every_file_format_gives_the_same_tensors_whatever_its_name(tmp_path, name):
     path = write(tmp_path / name)
@@ -169,9 +170,6 @@ def test_map_location(tmp_path):
     write(tmp_path / "a.safetensors")
     assert read(tmp_path / "a.safetensors", map_location=torch.device("meta"))["b"].device.type == "meta"
     assert read(tmp_path / "a.safetensors", map_location=None)["b"].device.type == "cpu"
-
-
-# --- what is not a checkpoint
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -242,9 +240,6 @@ def test_name_of_the_model_table_is_read_and_its_digest_checked(tmp_path, monkey
         read("nano.ours")
     write(tmp_path / "own.safetensors").rename(tmp_path / "nano.ours")  # a file of that name comes first
     assert "state_dict" not in read("nano.ours")
-
-
-# --- what would run code
 
 
 class Call:
@@ -325,9 +320,6 @@ def test_getattr_in_a_checkpoint_is_refused_except_for_log_buffers(tmp_path, own
         read(tmp_path / "bad.pth")
 
 
-# --- digests
-
-
 @pytest.mark.parametrize("wrong", ["", "abcdef1", "abcdefgh", "0" * 65, "sha256:abcdef12"])
 def test_invalid_sha256_is_refused(wrong):
     with pytest.raises(ValueError, match="sha256: "):
@@ -340,9 +332,6 @@ def test_digest_is_checked_before_the_file_is_read(tmp_path):
     with pytest.raises(CheckpointMismatchError, match=f"begins with {got}, expected {'0' * 10}"):
         read(path, sha256="0" * 10, allow_pickle=True)
     assert not (tmp_path / "ran").exists()
-
-
-# --- addresses
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -413,10 +402,9 @@ def test_unreachable_url_is_not_found(tmp_path, server, cache, monkeypatch):
 
 
 def test_a_file_that_has_no_room_is_not_downloaded(server, cache, tmp_path, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub")
     address = server.serve("/a.pth", b"1000 bytes" * 100)
-    monkeypatch.setattr(hub, "get_hf_file_metadata", lambda *args, **options: SimpleNamespace(size=1000))
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda *args, **options: SimpleNamespace(size=1000))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=999))
     for name, variable in ((address, "TORCH_HOME"), ("hf://somebody/own/a.pth", "HF_HOME")):
         with pytest.raises(CheckpointNotFoundError, match=f"free some.*{variable}"):
@@ -456,9 +444,6 @@ def test_openmmlab_url_is_downloaded_from_the_mirror(tmp_path, server, cache, mo
     (line,) = caplog.messages
     assert line.startswith("the host of http://download.openmmlab.com/mmdetection/v2.0/a.pth is gone")
     assert f"http://{server.host}/mmdetection/v2.0/a.pth" in line
-
-
-# --- hubs
 
 
 @pytest.mark.parametrize("name", ["swin_tt", "swin_t.v9"])
@@ -502,7 +487,6 @@ def ask_hub(folder, endpoint, *addresses, **variables):
 
 @pytest.mark.parametrize("model", ["test_vit", "test_vit2", "vit_tiny_patch16_224", "swinv2_cr_tiny_ns_224"])
 def test_timm_renames_without_a_second_model_in_memory(model):
-    timm = pytest.importorskip("timm")
     state = timm.create_model(model).state_dict()
     before = torch.random.get_rng_state()
     renamed, built = read_module.renamed_by_timm(model, state)
@@ -519,7 +503,6 @@ def test_timm_renames_without_a_second_model_in_memory(model):
 
 def test_what_timm_makes_up_is_left_out():
     """Counters of batch norms, which files from before torch 0.4.1 lack; a bias that files of CLIP lack."""
-    timm = pytest.importorskip("timm")
     state = timm.create_model("test_resnet").state_dict()
     old = {name: t for name, t in state.items() if not name.endswith("num_batches_tracked")}
     renamed, _ = read_module.renamed_by_timm("test_resnet", old)
@@ -534,7 +517,6 @@ def test_what_timm_makes_up_is_left_out():
 
 @pytest.mark.long
 def test_hugging_face_hub_and_timm_models(tmp_path, server):
-    timm = pytest.importorskip("timm")
     model = timm.create_model("test_vit").state_dict()
     save_file({key: value.contiguous() for key, value in model.items()}, tmp_path / "timm.safetensors")
     total = float(sum(v.double().sum() for v in model.values()))
@@ -587,8 +569,6 @@ META = "https://ai.meta.com/resources/models-and-libraries/dinov3-downloads/"
 
 
 def refused_by_hub(status, kind):
-    from huggingface_hub import errors
-
     httpx = pytest.importorskip("httpx")
     answer = httpx.Response(status, request=httpx.Request("GET", "https://huggingface.co/x"))
 
@@ -596,10 +576,10 @@ def refused_by_hub(status, kind):
         try:
             answer.raise_for_status()
         except httpx.HTTPStatusError as cause:
-            error = getattr(errors, kind)("no", response=answer)
+            error = getattr(huggingface_hub.errors, kind)("no", response=answer)
             if kind != "HfHubHTTPError":
                 raise error from cause
-            raise errors.LocalEntryNotFoundError("An error happened") from error
+            raise huggingface_hub.errors.LocalEntryNotFoundError("An error happened") from error
 
     return ask
 
@@ -619,9 +599,8 @@ def refused_by_hub(status, kind):
     ],
 )
 def test_hub_that_asks_for_consent(monkeypatch, address, page, twin, status, kind):
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "get_hf_file_metadata", refused_by_hub(status, kind))
-    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda *args, **options: None)
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refused_by_hub(status, kind))
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *args, **options: None)
     with pytest.raises(CheckpointNotFoundError) as error:
         read(address)
     message = str(error.value)
@@ -676,7 +655,6 @@ def test_files_behind_a_gate_are_known_by_the_authors_names(name):
 
 
 def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
-    timm, models = pytest.importorskip("timm"), pytest.importorskip("torchvision.models")
     for name, row in MODELS.items():
         host, _, model = (row.weights or "").partition("://")
         if host in ("timm", "hf"):
@@ -685,23 +663,27 @@ def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
             assert host == "hf" or read_module.timm_address(model).startswith(("hf://timm/", "hf://belfner/")), name
         elif host == "torchvision":
             model, _, version = model.partition(".")
-            assert version in ("", *(weights.name for weights in models.get_model_weights(model))), name
+            assert version in ("", *(weights.name for weights in get_model_weights(model))), name
 
 
 SMALL = {"img_size": 32, "embed_dim": 64, "depth": 1, "num_heads": 2}  # of a ViT of timm
+
+
+def downloaded_as(model, monkeypatch):
+    """Whatever address of timm is read gives this model."""
+    monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
+    monkeypatch.setattr(read_module, "renamed_by_timm", lambda name, state: (model.state_dict(), model))
 
 
 class TestTimmViTs:
     """Parameters do not show everything that a ViT of timm computes; the model that timm builds does."""
 
     def test_rotary_positions_are_refused(self, tmp_path, monkeypatch):
-        timm = pytest.importorskip("timm")
         model = timm.create_model("vit_small_patch16_rope_ape_224", **SMALL)
         options = {"arch": {"embed_dims": 64, "depth": 1, "num_heads": 2, "token_position": False, "layer_scale": 1.0}}
         ours = ViT(**options, out_norm="none", pretrain_img_size=32)
         assert load_pretrained(ours, model.state_dict()).share == 1  # of its file alone nobody can tell
-        monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
-        monkeypatch.setattr(read_module, "renamed_by_timm", lambda name, state: (model.state_dict(), model))
+        downloaded_as(model, monkeypatch)
         with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
             load_pretrained(ours, "timm://test_vit")
         with pytest.raises(CheckpointMismatchError, match=r"timm's model has .*RotaryEmbedding"):
@@ -709,15 +691,12 @@ class TestTimmViTs:
 
     @pytest.mark.parametrize(
         ("options", "unknown"),
-        [({"act_layer": "quick_gelu"}, "QuickGELU"), ({"block_fn": "ResPostBlock"}, "ResPostBlock")],
+        [({"act_layer": "quick_gelu"}, "QuickGELU"), ({"block_fn": ResPostBlock}, "ResPostBlock")],
     )
     def test_parts_that_ours_has_not_are_refused(self, options, unknown):
-        vits = pytest.importorskip("timm.models.vision_transformer")
-        if "block_fn" in options:
-            options = {**options, "block_fn": getattr(vits, options["block_fn"])}
         with pytest.raises(CheckpointMismatchError, match=f"timm's model has .*{unknown}"):
-            parts_in_timm(vits.VisionTransformer(**SMALL, **options))
-        parts = parts_in_timm(vits.VisionTransformer(**SMALL, block_fn=vits.ParallelThingsBlock))
+            parts_in_timm(VisionTransformer(**SMALL, **options))
+        parts = parts_in_timm(VisionTransformer(**SMALL, block_fn=ParallelThingsBlock))
         assert parts == {"norm_eps": 1e-6, "rope": None, "ffn": "mlp"}
 
     @pytest.mark.parametrize(
@@ -730,10 +709,7 @@ class TestTimmViTs:
         ],
     )
     def test_parts_without_parameters_must_match_the_model(self, options, part, monkeypatch):
-        timm = pytest.importorskip("timm")
-        model = timm.models.vision_transformer.VisionTransformer(**{**SMALL, **options})
-        monkeypatch.setattr(read_module, "fetch", lambda address, sha256, load: tensors())
-        monkeypatch.setattr(read_module, "renamed_by_timm", lambda name, state: (model.state_dict(), model))
+        downloaded_as(VisionTransformer(**{**SMALL, **options}), monkeypatch)
         arch = {"embed_dims": 64, "depth": 1, "num_heads": 2}
         same = ViT({**arch, **part}, out_norm="none", pretrain_img_size=32)
         assert load_pretrained(same, "timm://test_vit").share == 1
@@ -744,7 +720,6 @@ class TestTimmViTs:
 
     @pytest.mark.long
     def test_every_vit_of_the_table_is_accepted(self):
-        timm = pytest.importorskip("timm")
         rows = [row for row in MODELS.values() if row.family == "ViT" and (row.weights or "").startswith("timm://")]
         for name, row in {row.weights.removeprefix("timm://").partition(".")[0]: row for row in rows}.items():
             with torch.device("meta"):
