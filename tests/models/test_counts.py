@@ -137,9 +137,6 @@ def test_constants_are_found_but_not_results():
     assert len(made.calls) >= 4
 
 
-# Pinned counts
-
-
 def compare(name, cost, pin):
     counts = (cost.kernels, cost.bytes)
     for kind, got, most in zip(("kernels", "bytes"), counts, pin):

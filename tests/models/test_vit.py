@@ -23,9 +23,6 @@ def randomise(model):
     return model
 
 
-# The definition
-
-
 def by_hand(norm, x, eps=1e-6):
     """LayerNorm of tokens ``[N, C]`` from its definition; the epsilon is the ViT authors'."""
     centred = x - x.mean(-1, keepdim=True)
@@ -196,9 +193,6 @@ def test_the_final_norm_is_frozen_with_the_last_block_and_if_only_attention_trai
     assert norm(finetune="attention") == ({False}, True)
 
 
-# Position embeddings
-
-
 @pytest.mark.parametrize(("patch", "grid"), [(8, (7, 9)), (14, (4, 5)), (16, (4, 5)), (32, (2, 3))])
 def test_any_patch_size(patch, grid):
     model = ViT(NANO, patch_size=patch, pretrain_img_size=96, out_indices=(3,)).eval()
@@ -206,9 +200,6 @@ def test_any_patch_size(patch, grid):
     assert model.absolute_pos_embed.table.shape == (1, 96 // patch, 96 // patch, 32)
     with torch.no_grad():
         assert model(torch.randn(1, 3, 50, 70))[0].shape == (1, 32, *grid)
-
-
-# Plan and totals
 
 
 @pytest.mark.parametrize(
@@ -273,9 +264,6 @@ def test_totals_of_vitdet():
     assert (cost + of_padding) / 1e9 == pytest.approx(482.8, abs=0.1)
 
 
-# Fine-tuning
-
-
 def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep():
     """An MLP keeps only what its own gradient needs: the hidden map before GELU, and no inputs."""
     x = torch.randn(2, 3, 64, 64)
@@ -288,6 +276,3 @@ def test_attention_only_fine_tuning_saves_what_frozen_layers_would_keep():
         kept.append(counter.cost.kept)
     tokens = 2 * (1 + 16) * 2  # images, tokens, bytes of a number
     assert kept[0] - kept[1] >= NANO["depth"] * tokens * 32  # inputs of the first layers
-
-
-# Bad input

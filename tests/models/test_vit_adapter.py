@@ -61,9 +61,6 @@ def adapter(trunk=TRUNK, **options):
 every = pytest.mark.parametrize("trunk", TRUNKS.values(), ids=TRUNKS.keys())
 
 
-# The contract
-
-
 @every
 @pytest.mark.parametrize("size", [(64, 64), (97, 61), (31, 33)])
 def test_declared_channels_and_strides(trunk, size):
@@ -88,9 +85,6 @@ def test_compiled_without_graph_breaks(trunk):
     torch._dynamo.reset()
     with dynamo.patch(specialize_float=True):
         test_compile.test_forward(row(trunk))
-
-
-# The authors' model
 
 
 def of_golden(config):
@@ -131,9 +125,6 @@ def test_outputs_and_weights_equal_the_golden_files(name, golden_file):
     assert here.keys() - {"trunk.tokens.cls_position"} == model.state_dict().keys()
     assert_same_tensors(convert(here, "official").backbone, state)
     add_row("vit_adapter", "official", f"golden vit_adapter_{name}, large", errors, report.share, "bit-equal")
-
-
-# The definition
 
 
 def attention_by_hand(attn, queries, centres, maps):
@@ -254,9 +245,6 @@ def test_stochastic_depth_of_extractors_but_not_of_extra_ones():
     assert rates == {f"interactions.{i}.extractor.drop_path": 0.5 for i in range(4)}
 
 
-# Freezing, checkpointing
-
-
 @every
 def test_every_parameter_gets_a_gradient(trunk):
     model = adapter(trunk).train()
@@ -300,9 +288,6 @@ def test_layers_for_decay_are_the_trunks():
     assert {name.partition(".")[0] for name, p in model.named_parameters() if id(p) in factors} == {"trunk"}
     assert factors[id(model.trunk.blocks[3].attn.proj.weight)] == ("block 3", 0.5)
     assert factors[id(model.trunk.patch_embed.proj.weight)] == ("stem", 0.5**5)
-
-
-# Loading
 
 
 def plain_file(path, **options):
@@ -371,9 +356,6 @@ def test_whole_detectors_load_from_the_authors_names():
     assert report.ignored == ["backbone.trunk.tokens.cls_position"]
     assert_same_tensors(state, detector.state_dict())
     detector.load_state_dict(dict(theirs))  # as mmengine's runner does
-
-
-# Options
 
 
 def test_trunk_may_be_a_module_and_is_not_changed(tmp_path, caplog):

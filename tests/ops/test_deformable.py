@@ -175,9 +175,6 @@ def test_deformable_convolutions_half_and_layers(dtype):
         assert image.grad.abs().sum() > 0
 
 
-# ---- multi-scale deformable attention ----
-
-
 def attention_inputs(batch=2, heads=2, dim=3, queries=4, points=2, dtype=torch.float64):
     sizes = torch.tensor([[4, 5], [2, 3]])
     starts = torch.tensor([0, 20])

@@ -193,9 +193,6 @@ def test_too_few_offsets_are_refused(length):
     attend_local(q, q, q, 7, "clamp", torch.randn(HEADS, 15, 15))  # more than are read
 
 
-# Costs
-
-
 @pytest.mark.parametrize(("position", "kernels"), [("table", 45), ("query", 37)])
 def test_kernels_of_the_first_pass_of_a_size(position, kernels):
     """How many more than of the second."""

@@ -30,9 +30,6 @@ ARCHS = {
 every = pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 
 
-# The definition
-
-
 def gelu(x):
     return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))  # the exact GELU
 
@@ -82,9 +79,6 @@ def test_a_new_gate_is_open():
     with torch.no_grad():
         want = x + block.fc2(F.gelu(block.fc1(block.norm1(x))).chunk(2, -1)[0])
         assert relative_error(block(x, window_layout(x, (2, 3))), want) < 1e-5
-
-
-# Other image sizes
 
 
 @every
@@ -167,9 +161,6 @@ def test_a_linear_layer_resizes_as_its_window():
         assert relative_error(mix_tokens(layer, x, resampled_window_layout(x, (4, 6))), want) < 1e-6
 
 
-# Totals
-
-
 # MLP-Mixer Table 1 (parameters without a head); ResMLP's include the classifier.
 PUBLISHED = [
     ("mixer_small_32", 18.6, 1.0),
@@ -206,6 +197,3 @@ def test_published_totals(arch, millions, billions):
 def test_drop_path_grows_to_the_last_block():
     rates = [getattr(block.drop_path, "drop_prob", 0) for block in Mixer(NANO, drop_path_rate=0.3).blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3])
-
-
-# Bad input

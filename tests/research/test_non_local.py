@@ -160,9 +160,6 @@ def test_multiply_adds_of_an_image_of_800x1344(dim, size, pool, gmacs):
     assert macs(lambda: block(x))[1] / 1e9 == pytest.approx(gmacs, abs=0.03)
 
 
-# As a plugin layer of mm's ResNets
-
-
 def resnet_of_mm(scope, kind, plugin):
     registry = pytest.importorskip(f"{scope}.registry")
     options = {"type": kind, "depth": 50, "base_channels": 8, "stem_channels": 8, "norm_eval": False}

@@ -86,9 +86,6 @@ def golden_targets(golden, case=""):
     return {key: torch.stack([image[key] for image in found]) for key in found[0]}, counts, sizes
 
 
-# ---- golden files ----
-
-
 def test_golden_outputs(golden):
     tensors, _, _, outs, _ = golden
     assert [len(out) for out in outs] == [5] * 6
@@ -208,9 +205,6 @@ def test_level_of_a_box_follows_its_size(size, stride):
     assert points[assigned == 1, 2].tolist() == [stride]
 
 
-# ---- traps: details that are easy to get wrong ----
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_trap_03_losses_without_boxes_and_of_saturated_logits_are_finite(scale):
     head = make_head().train()
@@ -296,9 +290,6 @@ def test_trap_14_initialisation_reaches_deformable_convolutions_and_four_priors(
         assert (module.weight.std() > 0.012) == keeps_default, name
         if module.bias is not None and f"{name}.bias" not in priors:
             assert not module.bias.any()
-
-
-# ---- the whole ----
 
 
 def test_parameters_of_the_published_head():

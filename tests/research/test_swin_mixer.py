@@ -30,9 +30,6 @@ def layer_of(window, shift, dim=6, heads=2):
     return layer
 
 
-# The definition
-
-
 def by_hand(layer, x, window, shift):
     """Token by token: zeros to the left and top move the grid of windows by the shift; a missing token is zero."""
     (h, w), (wh, ww), heads = x.shape[1:3], window, layer.weight.shape[0]
@@ -126,9 +123,6 @@ def test_weights_are_drawn_as_the_authors_do():
     assert not layer.bias.any()
 
 
-# Totals
-
-
 @pytest.mark.parametrize(
     ("arch", "window", "image", "millions", "billions"),
     [
@@ -148,9 +142,6 @@ def test_published_totals(arch, window, image, millions, billions):
     assert (num_params(model) - others + (dim + 1) * 1000) / 1e6 == pytest.approx(millions, abs=5e-4)
     # Classification does not shift the last map, which is one window: it has three windows less.
     assert (cost - 3 * dim * window**4) / 1e9 == pytest.approx(billions, abs=5e-3)
-
-
-# Another window
 
 
 @pytest.mark.parametrize(("old", "new"), [(7, 12), (12, 7), (3, 9), (5, 1), (1, 4), (6, 6)])
@@ -213,6 +204,3 @@ def test_windows_that_are_not_square_keep_our_names():
         load_pretrained(make(), official)
     again = make(window_size=(2, 4))
     assert load_pretrained(again, make(window_size=(2, 4)).state_dict()).share == 1
-
-
-# Bad input

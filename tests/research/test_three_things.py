@@ -16,8 +16,6 @@ from vitdense.models.vit.model import BlockSpec
 from vitdense.models.vit.sizes import ViTArch
 from vitdense.research.three_things.model import ParallelBlock
 
-# Blocks
-
 
 @pytest.mark.parametrize("parallel", [2, 3, 4])
 @pytest.mark.parametrize("layer_scale", [None, 0.5])
@@ -40,9 +38,6 @@ def test_parallel_branches_are_dropped_independently():
     assert set(seen.tolist()) == {0.0, 2.0, 4.0, 6.0}  # each branch twice as large where it is kept
 
 
-# Checkpoints
-
-
 def small(parallel=2, image=64, arch=(), **options):
     arch = {"embed_dims": 192, "depth": 1, "num_heads": 3, **dict(arch)}
     return ParallelViT(arch, parallel=parallel, pretrain_img_size=image, **{"out_norm": "none", **options})
@@ -63,8 +58,6 @@ def test_another_number_of_branches_is_refused(theirs, ours, message):
         with pytest.raises(CheckpointMismatchError, match=message):
             load_pretrained(ours, convert(theirs.state_dict(), scheme).state)
 
-
-# Stems
 
 # Of "Three things" Table 7: what divides the channels, kernel and stride of every convolution; norm; GELU at the end.
 STEM_TABLE = {
