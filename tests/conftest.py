@@ -26,6 +26,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import vitdense  # noqa: F401
+from vitdense.flops import macs, num_params
 
 REPO = Path(__file__).parents[1]
 HAS_RESEARCH = (REPO / "vitdense/research").is_dir()  # the floor can be deleted, with its tests, configs and pages
@@ -224,6 +225,18 @@ def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tens
     for key, value in want.items():
         assert got[key].dtype == value.dtype, key
         assert torch.equal(got[key], value), key
+
+
+def classifier_totals(make: Callable, image: int = 224, heads: int = 1) -> tuple[float, float]:
+    """Millions of parameters and billions of multiply-adds of a backbone as a classifier: in place of output norms it
+    has one after its last map, and heads of 1000 classes."""
+    with torch.device("meta"), torch.no_grad():
+        model = make().eval()
+        _, cost = macs(lambda: model(torch.empty(1, 3, image, image)))
+    dim = model.out_channels[-1]
+    norms = sum(p.numel() for name, p in model.named_parameters() if re.match(r"norm\d*\.", name))
+    added = 1000 * (dim + 1) * heads
+    return (num_params(model) - norms + 2 * dim * (norms > 0) + added) / 1e6, (cost + added) / 1e9
 
 
 def run_ranks(function: Callable, *args: object) -> None:

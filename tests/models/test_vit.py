@@ -1,8 +1,10 @@
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
+from conftest import classifier_totals
 from torch import nn
 from torch.nn import functional as F
 
@@ -246,12 +248,9 @@ PUBLISHED = [
 @pytest.mark.long
 @pytest.mark.parametrize(("arch", "millions", "billions", "rounding"), PUBLISHED)
 def test_published_totals(arch, millions, billions, rounding):
-    with torch.device("meta"), torch.no_grad():
-        model = ViT(arch, out_norm="final").eval()
-        _, cost = macs(lambda: model(torch.empty(1, 3, 224, 224)))
-    heads = (model.out_channels[-1] + 1) * 1000 * (2 if VIT[arch].distilled else 1)
-    assert (num_params(model) + heads) / 1e6 == pytest.approx(millions, abs=0.005 + 1e-5 * millions)
-    assert (cost + heads) / 1e9 == pytest.approx(billions, abs=rounding)
+    params, cost = classifier_totals(partial(ViT, arch), heads=2 if VIT[arch].distilled else 1)
+    assert params == pytest.approx(millions, abs=0.005 + 1e-5 * millions)
+    assert cost == pytest.approx(billions, abs=rounding)
 
 
 def test_totals_of_vitdet():
