@@ -48,7 +48,7 @@ class Normalised(Block):
 
 
 def graph_of(model, path, dynamic=True, dtype=torch.float32):
-    model, image = model.eval(), torch.randn(2, 3, 40, 44)
+    model, image = model.eval(), torch.randn(2, 3, 48, 40)  # whole windows, which are reshaped at once
     half = copy.deepcopy(model).to(dtype)
     save_onnx(export_program(half, image.to(dtype), dynamic), path)
     image = torch.randn(1, 3, 60, 36) if dynamic else image

@@ -7,6 +7,7 @@ from functools import partial
 from torch import nn
 
 import vitdense
+from vitdense.layers.deformable import DeformableAttention
 
 
 def with_random_norms(model):
@@ -23,6 +24,20 @@ def with_random_scales(model):
     for name, parameter in model.named_parameters():
         if name.endswith(".gamma") or ".grn." in name:
             nn.init.normal_(parameter, 0.5, 0.2)
+    return model
+
+
+def with_random_interactions(model):
+    """New injectors are the identity, and new offsets and weights of samples the same for all queries."""
+    for module in model.modules():
+        if isinstance(module, nn.SyncBatchNorm):
+            nn.init.normal_(module.running_mean, 0, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+        elif isinstance(module, DeformableAttention):
+            nn.init.normal_(module.sampling_offsets.weight, std=0.1)
+            nn.init.normal_(module.attention_weights.weight, std=0.3)
+    for interaction in model.interactions:
+        nn.init.normal_(interaction["injector"].gamma)
     return model
 
 
@@ -136,6 +151,15 @@ MODELS = {
         {**MVIT, "window_sizes": (4, 2, 4, 3), "global_indices": (1, 4), "position_grid": (3, 5)},
         eps=1e-6,
     ),
+}
+TRUNK = {"arch": {**VIT, "layer_scale": 0.5}, "drop_path_rate": 0.0, **GRID}
+WINDOWED = {"window_size": (2, 3), "global_indices": (3,), "window_padding": "qkv"}
+ADAPTER = {"conv_inplane": 8, "deform_num_heads": 4}
+adapter = partial(Row, vitdense.ViTAdapter, options=ADAPTER, prepare=with_random_interactions)
+ADAPTERS = {  # by their trunks; of the contract, they keep what concerns maps
+    "vit_adapter, class token": adapter(TRUNK),
+    "vit_adapter, windows, patches of 14": adapter({**TRUNK, **WINDOWED, "arch": {**TRUNK["arch"], "patch_size": 14}}),
+    "vit_adapter, no tokens, two interactions": adapter({**TRUNK, "class_token": False, "out_indices": (0, 3)}),
 }
 
 

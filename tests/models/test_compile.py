@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import relative_error
 from contract_rows import with_random_norms
-from test_contract import BACKBONES, every_but_slow, outputs_and_gradients, with_fixed_statistics
+from test_contract import BACKBONES, WITH_ADAPTERS, every_but_slow, outputs_and_gradients, with_fixed_statistics
 from torch._dynamo import config as dynamo
 from torch._dynamo.backends.debugging import aot_eager
 
@@ -57,7 +57,7 @@ def test_forward_and_backward_of_low_rank_updates():
     test_forward_and_backward(replace(row, options={**row.options, "finetune": "lora"}), SIZES[:4])
 
 
-@every_but_slow()
+@every_but_slow(models=WITH_ADAPTERS)
 @pytest.mark.long
 def test_forward(make):
     model, programs = make.shallow()().eval(), Programs()

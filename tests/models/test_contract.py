@@ -29,12 +29,14 @@ FINETUNED = {  # by what trains of every block
     "mlp": re.compile(r"\.mlp[1-3]?\." + POSITIONS_AND_NORMS),
 }
 STEM = ("patch_embed.", "absolute_pos_embed.", "tokens.", "norm_pre.", "conv1.", "bn1.")
+WITH_ADAPTERS = BACKBONES | contract_rows.ADAPTERS
 every = pytest.mark.parametrize("make", BACKBONES.values(), ids=BACKBONES.keys())
+every_with_adapters = pytest.mark.parametrize("make", WITH_ADAPTERS.values(), ids=WITH_ADAPTERS.keys())
 
 
-def every_but_slow(*quick):
-    marks = {name: [] if name in quick else pytest.mark.slow for name in BACKBONES}
-    rows = [pytest.param(make, id=name, marks=marks[name]) for name, make in BACKBONES.items()]
+def every_but_slow(*quick, models=BACKBONES):
+    marks = {name: [] if name in quick else pytest.mark.slow for name in models}
+    rows = [pytest.param(make, id=name, marks=marks[name]) for name, make in models.items()]
     return pytest.mark.parametrize("make", rows)
 
 
@@ -67,7 +69,7 @@ def ceil_chain(size, strides, multiple):
     return out
 
 
-@every
+@every_with_adapters
 @pytest.mark.parametrize("size", [(64, 64), (97, 61), (31, 33)])
 def test_declared_channels_and_strides(make, size):
     model = make().eval()
@@ -168,7 +170,7 @@ def test_frozen_stages_in_mmdets_sense(make):
     assert not torch.equal(outs[2], wanted[2])  # a branch is dropped, or scaled for those that are
 
 
-@every
+@every_with_adapters
 def test_batch_rows_are_independent(make):
     model = make().eval()
     x = torch.randn(3, 3, 72, 104)
@@ -188,7 +190,7 @@ def test_an_output_index_does_not_change_the_others(make):
         assert torch.equal(some(x)[0], every_one(x)[3])
 
 
-@every
+@every_with_adapters
 def test_sizes_can_alternate(make):
     """A, B, A in one process: nothing of a size may stick."""
     model = make().eval()

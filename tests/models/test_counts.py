@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
+from contract_rows import ADAPTERS
 from test_contract import BACKBONES, FAMILIES
-from test_vit_adapter import TRUNKS, adapter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,7 +19,7 @@ SIZES = [(64, 96), (97, 61)]  # the second pads
 MODELS = {
     **{name: row.shallow() for name, row in BACKBONES.items()},
     "vit, LoRA": partial(BACKBONES["vit"], finetune="lora"),
-    "vit_adapter": partial(adapter, TRUNKS["windows, patches of 14"]),
+    "vit_adapter": ADAPTERS["vit_adapter, windows, patches of 14"],
 }
 every = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 OTHERS = {  # of `PINS`, what has no name

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 from conftest import run_ranks
+from contract_rows import ADAPTERS, TRUNK
 from test_contract import BACKBONES
-from test_vit_adapter import TRUNK, TRUNKS, VIT, adapter
+from test_vit_adapter import adapter
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +22,7 @@ from vitdense.layers import layout
 
 ROTARY, LORA = BACKBONES["vit, registers, rotary, SwiGLU"], {"type": "lora", "targets": ("qkv", "proj")}
 FROZEN = {"frozen_stages": "all", "drop_path_rate": 0.5}  # drop path, which frozen trunks do not have
+ROTARY_TRUNK = {"arch": TRUNK["arch"] | ROTARY.arch}
 CASES = {  # that are compared with one process
     "frozen ViT": lambda: ROTARY(**FROZEN),
     "frozen ViT, shared norm": lambda: ROTARY(**FROZEN, out_norm="shared"),
@@ -29,10 +31,10 @@ CASES = {  # that are compared with one process
     "LoRA of a ViT": lambda: ROTARY(finetune=LORA),
     "LoRA of Swin, checkpointing": lambda: BACKBONES["swin"](finetune=LORA, frozen_stages=1, with_cp=True),
     "adapter": adapter,
-    "adapter, windows": lambda: adapter(TRUNKS["windows, patches of 14"]),
+    "adapter, windows": ADAPTERS["vit_adapter, windows, patches of 14"],
     "adapter, checkpointing": lambda: adapter(TRUNK | {"with_cp": True}, with_cp=True),
     "adapter, frozen trunk": lambda: adapter(TRUNK | FROZEN),
-    "adapter, frozen rotary trunk": lambda: adapter({**FROZEN, "arch": VIT | ROTARY.arch}, vit_feature="each"),
+    "adapter, frozen rotary trunk": lambda: adapter(ROTARY_TRUNK | FROZEN, vit_feature="each"),
     "adapter, LoRA of the trunk": lambda: adapter(TRUNK | {"finetune": LORA, "out_indices": (0, 3)}),
 }
 

@@ -6,16 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import relative_error
 from contract_rows import with_random_norms
-from test_contract import BACKBONES, every_but_slow
-from torch import nn
+from test_contract import BACKBONES, WITH_ADAPTERS, every_but_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitdense import Swin
 from vitdense.export.onnx import save_onnx
-from vitdense.export.program import MIN_SIDE, SIZELESS_FORMS, _Answering, export_program, largest_error, save_program
+from vitdense.export.program import MIN_SIDE, export_program, largest_error, save_program
 from vitdense.runtime import open_onnxruntime
 
 onnx = pytest.importorskip("onnx")
@@ -56,7 +53,7 @@ def image_of(shape):
 
 
 @pytest.mark.long
-@every_but_slow(*ROWS)
+@every_but_slow(*ROWS, models=WITH_ADAPTERS)
 def test_one_program_serves_all_sizes_and_batches(make):
     model = make.shallow()().eval()
     program = export_program(model, torch.randn(EXAMPLE)).module()
@@ -130,22 +127,6 @@ def test_a_saved_program_runs_without_its_model(tmp_path):
     assert read == {"key": "value"}
 
 
-@pytest.mark.parametrize("out", [1, 3, (2, 5)])
-@pytest.mark.parametrize("size", [(7, 12), (6, 1), (1, 5)])
-def test_forms_for_all_sizes_equal_torchs(out, size):
-    x, conv = torch.randn(2, 3, *size), nn.Conv2d(3, 4, 3, padding=1)
-    for operator in (
-        lambda x: F.adaptive_avg_pool2d(x, out),
-        lambda x: F.max_pool2d(x, 1, stride=2),
-        lambda x: F.max_pool2d(x, 3, stride=2, padding=1),
-        nn.AdaptiveAvgPool2d(out),
-        conv,
-    ):
-        with _Answering(SIZELESS_FORMS):
-            got = operator(x)
-        assert relative_error(got, operator(x)) < 1e-6
-
-
 def test_largest_error_is_nan_for_values_that_are_not_finite():
     ones = torch.ones(3)
     assert largest_error([ones, 3 * ones], [ones, 2 * ones]) == pytest.approx(0.5)
@@ -160,21 +141,6 @@ def test_refused():
         export_program(model, torch.zeros(EXAMPLE))
     with pytest.raises(ValueError, match=f"at least {MIN_SIDE}"):
         export_program(model.eval(), torch.zeros(1, 3, 64, MIN_SIDE - 1))
-
-
-def test_norms_of_maps_are_norms_of_tokens(tmp_path):
-    """Also one whose result is reshaped at once, as for windows."""
-    model = nn.Sequential(
-        nn.LayerNorm(40), nn.Unflatten(2, (20, 2)), nn.Flatten(2, 3), nn.LayerNorm(40), nn.ReLU()
-    ).eval()
-    nn.init.normal_(model[0].weight)
-    image = torch.randn(2, 3, 40, 40)
-    save_onnx(export_program(model, image, dynamic=False), tmp_path / "model.onnx")
-    assert largest_error(open_onnxruntime(tmp_path / "model.onnx").run(image.numpy()), model(image)) < 1e-6
-    graph = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "model.onnx")).graph
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
-    norms = [node for node in graph.node if node.op_type == "LayerNormalization"]
-    assert [ranks[node.input[0]] for node in norms] == [3, 3]
 
 
 def test_a_program_that_torch_cannot_make_for_all_sizes_names_the_option():

@@ -9,8 +9,7 @@ import pytest
 import torch
 from conftest import HAS_RESEARCH, needs_research
 from contract_rows import VIT
-from test_contract import BACKBONES, FAMILIES
-from test_vit_adapter import TRUNKS, adapter
+from test_contract import BACKBONES, FAMILIES, WITH_ADAPTERS
 
 import vitdense
 from vitdense import ViT
@@ -21,11 +20,9 @@ from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.schemes import NAMING
 from vitdense.models.vit.checkpoint import HEADS
 
-MAKERS = dict(BACKBONES)
-MAKERS |= {"vit, pre-norm": lambda: ViT({**VIT, "pre_norm": True}, pretrain_img_size=64)}
+MAKERS = WITH_ADAPTERS | {"vit, pre-norm": lambda: ViT({**VIT, "pre_norm": True}, pretrain_img_size=64)}
 EOMT = {**VIT, "registers": 4, "absolute_position": False, "rope": "dinov3", "qkv_bias": "no_key"}
 MAKERS |= {"vit, of EoMT": lambda: ViT(EOMT, out_norm="shared")}  # no output norms
-MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
 PARTS = {  # what a file may lack, by our names
     "nothing": r"(?!)",
     "class token": r"tokens\.cls_\w+$",

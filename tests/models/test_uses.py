@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 from conftest import relative_error
+from contract_rows import ADAPTERS
 from test_contract import BACKBONES, one_per_family
-from test_vit_adapter import adapter
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -21,7 +21,7 @@ from vitdense.layers import blocks
 from vitdense.models.mvit.model import MViTBlock
 from vitdense.models.swin.model import SwinBlock
 
-MODELS = {**BACKBONES, "vit_adapter": adapter}
+MODELS = {**BACKBONES, "vit_adapter": ADAPTERS["vit_adapter, class token"]}
 every = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 
 

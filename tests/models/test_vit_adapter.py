@@ -6,85 +6,26 @@ import logging
 import math
 import re
 
+import contract_rows
 import pytest
-import test_compile
-import test_contract
-import test_export
 import torch
 import torch.nn.functional as F
 from conftest import add_row, assert_same_tensors, of_prefix, relative_error
-from contract_rows import Row
+from contract_rows import ADAPTER, ADAPTERS, TRUNK
 from test_vit import by_hand
 from torch import nn
-from torch._dynamo import config as dynamo
 
 from vitdense import ViT, ViTAdapter
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import fit_whole, load_pretrained
 from vitdense.flops import num_params
-from vitdense.layers.deformable import DeformableAttention
 
-VIT = {"embed_dims": 32, "depth": 4, "num_heads": 2, "layer_scale": 0.5}
-TRUNK = {"arch": VIT, "pretrain_img_size": 64, "drop_path_rate": 0.0}
-TRUNKS = {
-    "class token": TRUNK,
-    "windows, patches of 14": TRUNK
-    | {"arch": {**VIT, "patch_size": 14}, "window_size": (2, 3), "global_indices": (3,), "window_padding": "qkv"},
-    "no tokens, two interactions": TRUNK | {"class_token": False, "out_indices": (0, 3)},
-}
 NO_TOKENS = TRUNK | {"class_token": False}
-ADAPTER = {"conv_inplane": 8, "deform_num_heads": 4, "drop_path_rate": 0.0}
-
-
-def with_random_interactions(model):
-    """New injectors are the identity, and new offsets and weights of samples the same for all queries."""
-    for module in model.modules():
-        if isinstance(module, nn.SyncBatchNorm):
-            nn.init.normal_(module.running_mean, 0, 0.2)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-        elif isinstance(module, DeformableAttention):
-            nn.init.normal_(module.sampling_offsets.weight, std=0.1)
-            nn.init.normal_(module.attention_weights.weight, std=0.3)
-    for interaction in model.interactions:
-        nn.init.normal_(interaction["injector"].gamma)
-    return model
-
-
-def row(trunk):
-    return Row(ViTAdapter, trunk, ADAPTER, prepare=with_random_interactions)
+every = pytest.mark.parametrize("make", ADAPTERS.values(), ids=ADAPTERS.keys())
 
 
 def adapter(trunk=TRUNK, **options):
-    return row(trunk)(**options)
-
-
-every = pytest.mark.parametrize("trunk", TRUNKS.values(), ids=TRUNKS.keys())
-
-
-@every
-@pytest.mark.parametrize("size", [(64, 64), (97, 61), (31, 33)])
-def test_declared_channels_and_strides(trunk, size):
-    test_contract.test_declared_channels_and_strides(row(trunk), size)
-
-
-@every
-def test_contract_of_all_backbones(trunk):
-    test_contract.test_batch_rows_are_independent(row(trunk))
-    test_contract.test_sizes_can_alternate(row(trunk))
-
-
-@pytest.mark.slow
-@every
-def test_one_exported_program_serves_all_sizes(trunk):
-    test_export.test_one_program_serves_all_sizes_and_batches(row(trunk))
-
-
-@pytest.mark.slow
-@every
-def test_compiled_without_graph_breaks(trunk):
-    torch._dynamo.reset()
-    with dynamo.patch(specialize_float=True):
-        test_compile.test_forward(row(trunk))
+    return contract_rows.adapter(trunk)(**options)
 
 
 def of_golden(config):
@@ -149,7 +90,7 @@ def attention_by_hand(attn, queries, centres, maps):
 @torch.no_grad()
 def test_injector_and_extractor_are_the_definition():
     """For patches of 14 pixels and an image of 41x53: no size is a multiple of another. In float64."""
-    options = {"arch": {**VIT, "embed_dims": 8, "patch_size": 14}, "out_indices": (3,), "class_token": False}
+    options = {"arch": {**TRUNK["arch"], "embed_dims": 8, "patch_size": 14}, "out_indices": (3,), "class_token": False}
     model = adapter(TRUNK | options, deform_num_heads=2, deform_ratio=0.5).double().eval()
     for parameter in model.interactions.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -246,15 +187,15 @@ def test_stochastic_depth_of_extractors_but_not_of_extra_ones():
 
 
 @every
-def test_every_parameter_gets_a_gradient(trunk):
-    model = adapter(trunk).train()
+def test_every_parameter_gets_a_gradient(make):
+    model = make().train()
     sum(out.square().mean() for out in model(torch.randn(2, 3, 40, 56))).backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
 @every
-def test_a_frozen_trunk_is_unchanged_and_passes_gradients_to_the_injectors(trunk):
-    model = adapter({**trunk, "frozen_stages": "all", "drop_path_rate": 0.5}).train()
+def test_a_frozen_trunk_is_unchanged_and_passes_gradients_to_the_injectors(make):
+    model = adapter({**make.arch, "frozen_stages": "all", "drop_path_rate": 0.5}).train()
     assert not any(m.training for block in model.trunk.blocks for m in block.modules())
     assert model.spm.training
     x = torch.randn(2, 3, 40, 56)
@@ -291,7 +232,7 @@ def test_layers_for_decay_are_the_trunks():
 
 
 def plain_file(path, **options):
-    state = ViT(VIT, pretrain_img_size=64, out_norm="final", out_indices=(3,), **options).state_dict()
+    state = ViT(TRUNK["arch"], pretrain_img_size=64, out_norm="final", out_indices=(3,), **options).state_dict()
     torch.save({"state_dict": state}, path)
     return state
 
@@ -360,7 +301,7 @@ def test_whole_detectors_load_from_the_authors_names():
 
 def test_trunk_may_be_a_module_and_is_not_changed(tmp_path, caplog):
     plain_file(tmp_path / "vit.pth")
-    trunk = ViT(VIT, pretrain_img_size=64, out_norm="none", init_cfg=str(tmp_path / "vit.pth"))
+    trunk = ViT(TRUNK["arch"], pretrain_img_size=64, out_norm="none", init_cfg=str(tmp_path / "vit.pth"))
     trunk.init_weights()
     before = copy.deepcopy(trunk.state_dict())
     model = ViTAdapter(trunk, **ADAPTER)

@@ -6,8 +6,7 @@ import re
 
 import pytest
 import torch
-from test_contract import BACKBONES
-from test_vit_adapter import TRUNKS, adapter
+from test_contract import BACKBONES, WITH_ADAPTERS
 
 from vitdense import SwinV2
 from vitdense.checkpoint.convert import convert
@@ -18,8 +17,6 @@ from vitdense.checkpoint.schemes import NAMING
 
 pytestmark = pytest.mark.long
 
-MAKERS = dict(BACKBONES)
-MAKERS |= {f"vit_adapter, {name}": lambda trunk=trunk: adapter(trunk) for name, trunk in TRUNKS.items()}
 QUICK = {  # a backbone of every family, and of those ViTs whose files are interpreted most
     *("swin", "swin_v2", "nat", "mvit", "vit", "swin_mixer", "mixer, ResMLP", "resnet", "vit_adapter, class token"),
     *("vit, registers, rotary, SwiGLU", "vit, talking heads and class attention", "sasa resnet"),
@@ -66,10 +63,10 @@ def refuses(model, before, file, key, case):
     assert is_unchanged(model, before), key
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MAKERS])
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WITH_ADAPTERS])
 @pytest.mark.parametrize("drop", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["whole", "no output norms"])
 def test_one_wrong_tensor_is_refused(name, drop):
-    model = MAKERS[name]()
+    model = WITH_ADAPTERS[name]()
     before = {key: x.clone() for key, x in model.state_dict().items()}
     may_be_missing = re.compile("|".join(NAMING[model.family].may_be_missing))
     for file in files(model.family, drawn(model), [drop]):
