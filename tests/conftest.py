@@ -227,6 +227,13 @@ def assert_same_tensors(got: dict[str, torch.Tensor], want: dict[str, torch.Tens
         assert torch.equal(got[key], value), key
 
 
+def without_output_norms(model: torch.nn.Module) -> torch.nn.Module:
+    """Whose maps are those of a classifier: before any norm."""
+    for i in model.out_indices:
+        setattr(model, f"norm{i}", torch.nn.Identity())
+    return model.eval()
+
+
 def classifier_totals(make: Callable, image: int = 224, heads: int = 1) -> tuple[float, float]:
     """Millions of parameters and billions of multiply-adds of a backbone as a classifier: in place of output norms it
     has one after its last map, and heads of 1000 classes."""

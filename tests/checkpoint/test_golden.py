@@ -6,10 +6,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import HAS_RESEARCH, REPO, add_row, of_prefix, relative_error
+from conftest import HAS_RESEARCH, REPO, add_row, of_prefix, relative_error, without_output_norms
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import nn
 
 import vitdense
 from vitdense import MViT, Swin, SwinV2, ViT
@@ -32,27 +31,11 @@ def swin_v2(config):
     return swin(config, SwinV2, pretrained_window_sizes=config["pretrained_window_sizes"])
 
 
-def swin_mixer(config):
-    return swin(config, vitdense.SwinMixer)
-
-
 def mvit(config):
     first = [0, *(i + 1 for i in config["last_block_indexes"])]  # block of every stage
     depths = [end - start for start, end in pairwise(first)]
     arch = {"embed_dims": config["embed_dim"], "depths": depths, "num_heads": config["num_heads"]}
     return MViT(arch, pretrain_img_size=config.get("img_size", 224))
-
-
-def without_output_norms(make):
-    """The models for classification give their maps before any norm."""
-
-    def build(config):
-        model = make(config)
-        for i in model.out_indices:
-            setattr(model, f"norm{i}", nn.Identity())
-        return model
-
-    return build
 
 
 def vit(options=None, kind="ViT", **arch):
@@ -71,8 +54,8 @@ GOLDEN = {  # naming scheme of the file, and our model for its configuration
     "swin_dense_official": ("official", swin),
     "swin_dense_official_ape_w12": ("official", swin_with_positions),
     "swin_detectron2": ("official", swin),
-    "swin_classification_official": ("official", without_output_norms(swin)),
-    "swinv2_official": ("official", without_output_norms(swin_v2)),
+    "swin_classification_official": ("official", lambda config: without_output_norms(swin(config))),
+    "swinv2_official": ("official", lambda config: without_output_norms(swin_v2(config))),
     "mvitv2_t_hybrid_detectron2": ("detectron2", mvit),
     "mvitv2_b_hybrid_detectron2": ("detectron2", mvit),
     "deit3_layerscale": ("official", vit(**DEIT3)),
@@ -80,7 +63,7 @@ GOLDEN = {  # naming scheme of the file, and our model for its configuration
     "deit_parallel_x2": ("official", vit({"parallel": 2}, "ParallelViT", token_position=False)),
     "deit_parallel_x2_layerscale": ("official", vit({"parallel": 2}, "ParallelViT", **DEIT3)),
     "deit_distilled": ("official", vit(distilled=True)),
-    "swin_mlp_official": ("official", without_output_norms(swin_mixer)),
+    "swin_mlp_official": ("official", lambda config: without_output_norms(swin(config, vitdense.SwinMixer))),
 }
 OF_RESEARCH = ("deit3_hmlp_stem", "deit_parallel_x2", "deit_parallel_x2_layerscale", "swin_mlp_official")
 GOLDEN = {name: row for name, row in GOLDEN.items() if HAS_RESEARCH or name not in OF_RESEARCH}

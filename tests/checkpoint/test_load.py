@@ -1,8 +1,10 @@
+import copy
 import re
 from functools import partial
 
 import pytest
 import torch
+from conftest import assert_same_tensors
 from safetensors.torch import save_file
 
 from vitdense import MViT, Swin, SwinV2, ViT
@@ -28,14 +30,6 @@ def official(model, norms=False):
     if not norms:
         state["layers.1.blocks.1.attn_mask"] = torch.zeros(4, 16, 16)
     return state
-
-
-def snapshot(model):
-    return {key: value.clone() for key, value in model.state_dict().items()}
-
-
-def unchanged(model, before):
-    return all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("wrapper", [None, "model", "state_dict"])
@@ -69,18 +63,21 @@ def test_classification_checkpoint_in_any_wrapper(tmp_path, wrapper, prefix):
             assert torch.equal(target.state_dict()[key], value), key
 
 
-@pytest.mark.parametrize("as_list", [False, True])
-def test_own_checkpoints_as_safetensors_through_init_cfg(tmp_path, as_list):
-    source = make()
+def pretrained(path):
+    return {"type": "Pretrained", "checkpoint": str(path)}
+
+
+@pytest.mark.parametrize("init_cfg_of", [str, lambda path: path, pretrained, lambda path: [pretrained(path)]])
+def test_own_checkpoints_as_safetensors_through_init_cfg(tmp_path, init_cfg_of):
+    source, path = make(), tmp_path / "own.safetensors"
     torch.nn.init.normal_(source.norm1.weight)
-    save_file(source.state_dict(), tmp_path / "own.safetensors")
-    pretrained = {"type": "Pretrained", "checkpoint": str(tmp_path / "own.safetensors")}
-    target = make(init_cfg=[pretrained] if as_list else pretrained)
-    assert not unchanged(target, source.state_dict())
+    save_file(source.state_dict(), path)
+    target = make(init_cfg=init_cfg_of(path))
+    assert not torch.equal(target.norm1.weight, source.norm1.weight)
     target.init_weights()
-    assert unchanged(target, source.state_dict())
+    assert_same_tensors(target.state_dict(), source.state_dict())
     with pytest.raises(ValueError, match="give it alone"):
-        make(init_cfg=[pretrained, {"type": "Xavier", "layer": "Linear"}]).init_weights()
+        make(init_cfg=[pretrained(path), {"type": "Xavier", "layer": "Linear"}]).init_weights()
 
 
 def test_initialisers_of_mmengine_are_kept():
@@ -273,8 +270,7 @@ def test_keep_classifier_keeps_it_in_the_report(tmp_path, keep):
     target.init_weights()
     report = target.load_report
     assert set(report.ignored) == {*extra, *others}
-    assert report.classifier.keys() == (extra.keys() if keep else set())
-    assert all(torch.equal(value, extra[key]) for key, value in report.classifier.items())
+    assert_same_tensors(report.classifier, extra if keep else {})
     assert "classifier=" not in repr(report)
 
 
@@ -323,11 +319,11 @@ def test_wrong_file_is_refused_and_the_model_unchanged(what, tmp_path):
     make_file, options, message = WRONG[what]
     checkpoint = make_file(official(make()), tmp_path / "file.pth")
     target = make(init_cfg={"type": "Pretrained", "checkpoint": str(checkpoint), **options})
-    before = snapshot(target)
+    before = copy.deepcopy(target.state_dict())
     with pytest.raises(CheckpointMismatchError, match=message) as raised:
         target.init_weights()
     assert len(str(raised.value)) < 3000
-    assert unchanged(target, before)
+    assert_same_tensors(target.state_dict(), before)
     assert target.load_report is None
 
 
@@ -349,14 +345,18 @@ ODD = {  # tensors in the place of a norm's weight: whether loading, and convers
 def test_tensors_that_are_no_plain_numbers_are_refused(kind):
     make_odd, loads, converts = ODD[kind]
     key, state, target = BLOCK + "norm1.weight", official(make()), make()
-    state, before = state | {key: make_odd(state[key]), 0: torch.ones(1)}, snapshot(target)  # 0 is no name
+    state, before = (
+        state | {key: make_odd(state[key]), 0: torch.ones(1)},
+        copy.deepcopy(target.state_dict()),
+    )  # 0 is no name
     for act, is_right in ((partial(load_pretrained, target), loads), (partial(convert, to="timm"), converts)):
         if is_right:
             act(state)
             continue
         with pytest.raises(CheckpointMismatchError, match=r"(layers|stages)\.1\.blocks\.0\.norm1\.weight"):
             act(state)
-    assert loads or unchanged(target, before)
+    if not loads:
+        assert_same_tensors(target.state_dict(), before)
 
 
 def test_swin_v2_refuses_weights_of_another_pretraining_window():
@@ -375,7 +375,7 @@ def test_swin_v2_refuses_weights_of_another_pretraining_window():
 
 
 def test_match_exactly_ignores_only_named_keys():
-    targets = snapshot(make())
+    targets = make().state_dict()
     assert match_exactly(targets, targets).keys() == targets.keys()
     broken = {**targets, "norm1.weight": torch.ones(3), "extra": torch.ones(1)}
     broken.pop("norm0.bias")
@@ -431,20 +431,22 @@ def test_module_wrappers_are_removed_anywhere_in_a_key(wrapper):
     }
     got, report = fit_whole(target, {f"module.{key}": value for key, value in state.items()})
     assert report.share == 1
-    assert all(torch.equal(got[key], value) for key, value in source.state_dict().items())
+    assert_same_tensors(got, source.state_dict())
     twice = state | {"head.weight": torch.ones(2, 2), f"head.{wrapper}.weight": torch.ones(2, 2)}
     with pytest.raises(CheckpointMismatchError, match=wrapper):
         fit_whole(target, twice)
 
 
+CLASS_TOKEN = ["tokens.cls_token", "tokens.cls_position"]
 UNUSED_PARAMETERS = {  # source model, its scheme, target model, and the unexpected keys
     "the final norm of mmseg": (make_vit(out_norm="final"), "mmseg", make_vit(), ["norm.weight", "norm.bias"]),
     "output norms": (make_vit(out_norm="each"), "vitdense", make_vit(), ["norm0.weight", "norm0.bias"]),
     "the norm of one output": (make(), "vitdense", make(out_indices=(1,)), ["norm0.weight", "norm0.bias"]),
     "the same by other names": (make(), "mmdet", make(out_indices=(1,)), ["norm0.weight", "norm0.bias"]),
-    "the class token": (make_vit(), "vitdense", make_vit(window_size=2), ["tokens.cls_token", "tokens.cls_position"]),
+    "the class token": (make_vit(), "vitdense", make_vit(window_size=2), CLASS_TOKEN),
+    "the same by option": (make_vit(), "vitdense", make_vit(class_token=False), CLASS_TOKEN),
     "the same without position": (make_vit(arch=DEIT3[0]), "timm", make_vit(arch={"layer_scale": 1.0}, window_size=2),
-                                  ["tokens.cls_token"]),
+                                  CLASS_TOKEN[:1]),
 }  # fmt: skip
 
 
@@ -510,10 +512,10 @@ def test_stem_for_other_channels(tmp_path):
 @pytest.mark.parametrize("channels", ["zero", [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, -1], [0, 1, 2, 0.5], 3])
 def test_channels_that_the_file_or_the_model_does_not_have(channels):
     target = make(in_channels=4)
-    before = snapshot(target)
+    before = copy.deepcopy(target.state_dict())
     with pytest.raises(ValueError, match=r"channels: got .*each of the 4 channels .* 0 to 2"):
         load_pretrained(target, official(make()), channels=channels)
-    assert unchanged(target, before)
+    assert_same_tensors(target.state_dict(), before)
 
 
 def test_stem_of_a_file_that_is_no_convolution_is_a_size_mismatch():
@@ -535,7 +537,7 @@ def test_keys_under_one_prefix_load_by_the_option_that_the_error_names(prefix, t
         make(init_cfg=str(file)).init_weights()
     loaded = make(init_cfg={"type": "Pretrained", "checkpoint": str(file), "prefix": prefix})
     loaded.init_weights()
-    assert all(torch.equal(loaded.state_dict()[key], x) for key, x in state.items())
+    assert_same_tensors(loaded.state_dict(), state)
 
 
 def test_every_prefix_of_equal_trunks_is_named():

@@ -6,8 +6,9 @@ import re
 from dataclasses import asdict, replace
 
 import pytest
+import timm
 import torch
-from conftest import HAS_RESEARCH, add_row
+from conftest import HAS_RESEARCH, add_row, without_output_norms
 from torch import nn
 
 from peers import PEERS, PeerSpec, raw_maps, relative_errors
@@ -91,13 +92,6 @@ ROWS = [
     # The largest is run once: it differs from others in numbers only.
     if not peer.unsupported_features(MODELS[family, size][1]) and (size != "vit_base" or scheme == "timm")
 ]
-
-
-def without_output_norms(model):
-    """The maps are compared before the output norms, which no classification checkpoint has."""
-    for i in model.out_indices:
-        setattr(model, f"norm{i}", nn.Identity())
-    return model.eval()
 
 
 def randomise(model):
@@ -224,7 +218,7 @@ def test_rows_equal_timms_entries(entry):
     """Every tensor of timm's model has its place in ours; a small one with the parts of the entry, not of our row, has
     our features: at the size of pretraining, and at another one, not square, where positions are resized as timm does.
     """
-    timm, row = pytest.importorskip("timm"), ENTRIES[entry]
+    row = ENTRIES[entry]
     # timm's model of this size has the exact GELU, the authors' has not.
     options = {"num_classes": 0, **({"act_layer": "gelu_tanh"} if row.model == "siglip2_base" else {})}
     with torch.device("meta"):

@@ -111,23 +111,6 @@ def test_augmentation_is_drawn_in_training_only_and_not_with_a_frozen_stem():
     assert 0.45 < (draws[:, 1] / draws[:, 0]).abs().max() <= 0.501  # shifted, then scaled
 
 
-def test_refused():
-    for arch, options, named in (
-        ({**NANO, "rope": "eva"}, {}, "arch: rope: got 'eva'"),
-        ({**NANO, "num_heads": 16, "rope": "eva02"}, {}, "heads of a multiple of 4"),
-        ({**NANO, "rope": "eva02"}, {"rope_augment": {"shift": 1}}, "rope_augment: got"),
-        ({**NANO, "rope": "dinov3"}, {"rope_augment": {"shfit": 1}}, "rope_augment: got"),
-        (NANO, {"rope_augment": {"shift": 1}}, "rope_augment: it needs"),
-        ({**NANO, "rope": "dinov3"}, {"relative_position": True}, "relative_position: "),
-        ({**NANO, "ffn_dims": 8}, {"mlp_ratio": 2.0}, "mlp_ratio: it needs"),
-        ({**NANO, "qkv_bias": "key"}, {}, "arch: qkv_bias"),
-        ({**NANO, "ffn": "gelu"}, {}, "arch: ffn"),
-        ({**NANO, "position_rule": "timm"}, {}, "arch: position_rule"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            ViT(arch, **options)
-
-
 @pytest.mark.parametrize("rope", ROPES)
 def test_an_ensemble_under_vmap_caches_nothing(rope):
     models, x = [ViT({**NANO, "rope": rope}).eval() for _ in range(2)], torch.randn(1, 3, 48, 64)

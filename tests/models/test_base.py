@@ -74,14 +74,6 @@ def checkpoint(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("kind", [str, lambda path: path, lambda path: {"type": "Pretrained", "checkpoint": path}])
-def test_init_cfg_may_be_only_the_checkpoint(checkpoint, kind):
-    model = Detector(init_cfg=kind(checkpoint)).backbone
-    model.init_weights()
-    assert model.load_report.share == 1
-    assert_same_tensors(model.state_dict(), torch.load(checkpoint))
-
-
 def test_init_cfg_that_is_no_checkpoint_names_it():
     with pytest.raises(CheckpointNotFoundError, match=r"absent\.pth"):
         Detector(init_cfg="absent.pth").backbone.init_weights()

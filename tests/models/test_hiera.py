@@ -1,9 +1,10 @@
 """Hiera: maps of timm and of transformers, a definition written out for odd sizes, whole files of SAM 2."""
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
-from conftest import assert_same_tensors, relative_error
+from conftest import assert_same_tensors, relative_error, without_output_norms
 from contract_rows import MODELS as ROWS
 
 from peers import PEERS, PeerSpec
@@ -46,19 +47,13 @@ def in_transformers(arch):
     return transformers.AutoModel.from_config(config)
 
 
-def without_norms(model):
-    for i in model.out_indices:
-        setattr(model, f"norm{i}", torch.nn.Identity())
-    return model.eval()
-
-
 @pytest.mark.parametrize(
     ("build", "scheme"), [(in_timm, "timm"), (in_transformers, "transformers")], ids=["timm", "transformers"]
 )
 @torch.no_grad()
 def test_maps_equal_other_projects_at_sizes_of_whole_windows(build, scheme):
     theirs = randomised(build(ARCH))
-    ours = without_norms(Hiera(vars(ARCH)))
+    ours = without_output_norms(Hiera(vars(ARCH)))
     report = load_pretrained(ours, theirs.state_dict())
     assert (report.scheme, report.share) == (scheme, 1)
     for h, w in ((64, 64), (160, 96), (288, 320)):
@@ -77,7 +72,6 @@ def test_maps_equal_other_projects_at_sizes_of_whole_windows(build, scheme):
 
 @pytest.mark.parametrize("size", HIERA)
 def test_blocks_of_published_sizes_are_timms(size):
-    timm = pytest.importorskip("timm")
     with torch.device("meta"):
         theirs, ours = timm.create_model(f"sam2_hiera_{size}"), Hiera(size)
     blocks = [block for stage in ours.stages for block in stage.blocks]

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from conftest import assert_same_tensors
 from test_contract import BACKBONES, WITH_ADAPTERS
 
 from vitdense import SwinV2
@@ -48,10 +49,6 @@ def files(family, state, drops=(False, True)):
                 raise
 
 
-def is_unchanged(model, before):
-    return all(torch.equal(x, before[key]) for key, x in model.state_dict().items())
-
-
 def refuses(model, before, file, key, case):
     names = [key, *new_names([key], file.scheme.rules)] if find_rule(key, file.scheme.rules) else [key]
     state = {file.scheme.prefix + name: x for name, x in file.backbone.items()} | case
@@ -60,7 +57,7 @@ def refuses(model, before, file, key, case):
     tails = [re.split(r"(?:blocks|layer)s?\.\d+\.(?:blocks\.\d+\.)?", name)[-1] for name in names]
     message = str(error.value).replace("\\", "")  # markers of families are regular expressions
     assert any(tail in message for tail in tails), (names, message)
-    assert is_unchanged(model, before), key
+    assert_same_tensors(model.state_dict(), before)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WITH_ADAPTERS])
@@ -108,7 +105,7 @@ def test_files_of_other_sizes_are_refused(row):
         for file in files(model.family, drawn(other)):
             with pytest.raises(CheckpointMismatchError, match=r"unexpected keys|missing keys|size mismatch"):
                 load_pretrained(model, file.state, scheme=file.scheme.name)
-            assert is_unchanged(model, before)
+            assert_same_tensors(model.state_dict(), before)
 
 
 OFFSETS = "layers.0.blocks.1.attn.relative_coords_table"

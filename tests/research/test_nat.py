@@ -6,16 +6,18 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same_tensors, classifier_totals, relative_error
+from conftest import assert_same_tensors, classifier_totals, relative_error, without_output_norms
+from test_configs import decays
 from torch import nn
 
 from vitdense import NAT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.flops import num_params
+from vitdense.mm.config.load import load_config
 from vitdense.research.nat.sizes import NAT as SIZES
 
 ARCH = {"embed_dims": 16, "depths": (1, 2, 2, 1), "num_heads": (1, 2, 4, 8), "mlp_ratio": 3.0}
+OUTPUT_NORMS = [f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")]
 SCALED = {**ARCH, "mlp_ratio": 2.0, "layer_scale": 1e-5}
 
 
@@ -120,9 +122,9 @@ def test_classifier_is_the_definition(arch, size):
     state, x = official(arch), torch.randn(2, 3, *size)
     model = NAT(arch).eval()
     report = load_pretrained(model, state, keep_classifier=True)
-    assert (report.scheme, report.share) == ("official", 1 - share_of_output_norms(model))
-    for i in model.out_indices:
-        setattr(model, f"norm{i}", nn.Identity())
+    assert report.scheme == "official"
+    assert report.kept_at_init == OUTPUT_NORMS
+    without_output_norms(model)
     maps, logits = definition(state, x, arch)
     with torch.no_grad():
         got = model.double()(x.double())
@@ -131,11 +133,6 @@ def test_classifier_is_the_definition(arch, size):
         got_logits = last.mean((1, 2)) @ head["head.weight"].T + head["head.bias"]
     assert max(relative_error(a, b) for a, b in zip(got, maps, strict=True)) < 1e-10
     assert relative_error(got_logits, logits) < 1e-10
-
-
-def share_of_output_norms(model):
-    total = sum(value.numel() for value in model.state_dict().values())
-    return sum(num_params(getattr(model, f"norm{i}")) for i in model.out_indices) / total
 
 
 @pytest.mark.parametrize("arch", [ARCH, SCALED], ids=["plain", "LayerScale"])
@@ -155,9 +152,8 @@ def test_names_convert_both_ways(output_norms):
     prefix = "backbone." if output_norms else ""
     file = {prefix + key: value for key, value in state.items()}
     ours = convert(file, "vitdense").state
-    assert NAT(SCALED).load_state_dict(ours, strict=False).missing_keys == (
-        [] if output_norms else [f"norm{i}.{name}" for i in range(4) for name in ("weight", "bias")]
-    )
+    missing = NAT(SCALED).load_state_dict(ours, strict=False).missing_keys
+    assert missing == ([] if output_norms else OUTPUT_NORMS)
     assert_same_tensors(convert(ours, "official").state, file)
 
 
@@ -189,17 +185,10 @@ def test_sizes_are_the_authors():
 
 
 @pytest.mark.long
-def test_tables_have_no_weight_decay(repo):
-    """Norms do not decay either, as in the authors' configs for detection and segmentation."""
-    from mmengine.optim import build_optim_wrapper
-
-    from vitdense.mm.config.load import load_config
-
-    for name in ("cascade_nat_t_coco", "upernet_nat_t_ade20k"):
-        model = nn.Module()
-        model.backbone = NAT(ARCH)
-        wrapper = build_optim_wrapper(model, load_config(name).optim_wrapper)
-        decay = {id(p): group["weight_decay"] for group in wrapper.optimizer.param_groups for p in group["params"]}
-        for key, parameter in model.named_parameters():
-            is_free = re.search(r"relative_position_bias_table|norm", key) is not None
-            assert (decay[id(parameter)] == 0) == is_free, key
+@pytest.mark.parametrize("name", ["cascade_nat_t_coco", "upernet_nat_t_ade20k"])
+def test_tables_and_norms_have_no_weight_decay(name):
+    """As in the authors' configs for detection and segmentation."""
+    model = nn.ModuleDict({"backbone": NAT(ARCH)})
+    for key, decay in decays(model, load_config(name)).items():
+        is_free = re.search(r"relative_position_bias_table|norm", key) is not None
+        assert (decay == 0) == is_free, key
