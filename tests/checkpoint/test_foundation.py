@@ -373,11 +373,10 @@ def whole_patches(x, side=14):
 @pytest.mark.parametrize("gated", [False, True], ids=["base", "giant"])
 @torch.no_grad()
 def test_tipsv2_of_timm(gated):
-    layers = pytest.importorskip("timm.layers")
     entry = f"vit_{'giant' if gated else 'base'}_patch14_reg1_tipsv2"
     sizes = {"embed_dim": 48, "depth": 3, "num_heads": 4, "img_size": 84, "dynamic_img_size": True}
     theirs = randomised(timm.create_model(entry, **sizes))
-    assert isinstance(theirs.blocks[0].mlp, layers.GluMlp) == gated
+    assert isinstance(theirs.blocks[0].mlp, timm.layers.GluMlp) == gated
     for size in ODD:  # timm resizes positions bicubically, transformers as ours
         ffn, x = {"ffn": "swiglu", "ffn_dims": 128} if gated else {}, torch.randn(1, 3, *size)
         ours = tipsv2({**ffn, "position_rule": "antialias"})

@@ -345,10 +345,8 @@ ODD = {  # tensors in the place of a norm's weight: whether loading, and convers
 def test_tensors_that_are_no_plain_numbers_are_refused(kind):
     make_odd, loads, converts = ODD[kind]
     key, state, target = BLOCK + "norm1.weight", official(make()), make()
-    state, before = (
-        state | {key: make_odd(state[key]), 0: torch.ones(1)},
-        copy.deepcopy(target.state_dict()),
-    )  # 0 is no name
+    state |= {key: make_odd(state[key]), 0: torch.ones(1)}  # 0 is no name
+    before = copy.deepcopy(target.state_dict())
     for act, is_right in ((partial(load_pretrained, target), loads), (partial(convert, to="timm"), converts)):
         if is_right:
             act(state)

@@ -1,6 +1,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
+from timm.layers.patch_embed import resample_patch_embed
 
 from vitdense.layers.position import POSITION_RULES, SQUARE_RULES, AbsolutePosition
 from vitdense.layers.resize import (
@@ -19,8 +21,9 @@ def sides(window):
 
 
 @pytest.mark.parametrize(("old", "new"), WINDOWS)
-def test_bias_table_is_plain_bicubic(old, new):
-    table = torch.randn(*sides(old), 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_bias_table_is_plain_bicubic(old, new, dtype):
+    table = torch.randn(*sides(old), 3, dtype=dtype)
     want = F.interpolate(table.permute(2, 0, 1)[None], size=sides(new), mode="bicubic")[0].permute(1, 2, 0)
     assert torch.equal(resize_bias_table(table, new), want)
 
@@ -34,22 +37,12 @@ def test_the_same_window_is_unchanged_and_half_precision_kept():
 
 @pytest.mark.parametrize(("old", "new"), WINDOWS)
 def test_rule_of_timm_is_timms(old, new):
-    from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
-
     table = torch.randn(*sides(old), 3)
     want = resize_rel_pos_bias_table(table.permute(2, 0, 1), new, (3, *sides(new))).permute(1, 2, 0)
     torch.testing.assert_close(resize_bias_table(table, new, "timm"), want, rtol=0, atol=1e-5)
     grid = torch.randn(1, *old, 5)
     want = resample_abs_pos_embed(grid.flatten(1, 2), list(new), list(old), num_prefix_tokens=0)
     assert torch.equal(resize_grid(grid, new, "timm").flatten(1, 2), want)
-
-
-def test_the_rules_differ_and_an_unknown_one_is_refused():
-    table = torch.linspace(-1, 1, 13)[:, None, None].expand(13, 13, 1).contiguous()
-    plain, timm = (resize_bias_table(table, (12, 12), rule) for rule in ("bicubic", "timm"))
-    assert (plain - timm).norm() / plain.norm() > 0.1
-    with pytest.raises(ValueError, match="resize: got 'cubic'"):
-        resize_bias_table(table, (12, 12), "cubic")
 
 
 @pytest.mark.parametrize(("old", "new"), [(27, 55), (55, 27), (27, 99), (13, 1), (1, 5)])
@@ -94,14 +87,11 @@ def test_a_map_of_whole_strides_is_resized_by_a_factor(new, factor):
     assert torch.equal(resize_to_stride(x, 16, new, tuple(want.shape[2:])), want)
 
 
-def test_float64_is_not_rounded_to_float32():
-    """Against the same functions of torch in float64."""
-    table = torch.randn(13, 13, 3, dtype=torch.float64)
-    grid = table[None]
-    for rule, antialias in (("bicubic", False), ("timm", True)):
-        want = F.interpolate(grid.permute(0, 3, 1, 2), size=(23, 9), mode="bicubic", antialias=antialias)
-        torch.testing.assert_close(resize_grid(grid, (23, 9), rule).permute(0, 3, 1, 2), want, rtol=0, atol=1e-14)
-    torch.testing.assert_close(resize_bias_table(table, (12, 5)), resize_grid(grid, (23, 9))[0], rtol=0, atol=0)
+@pytest.mark.parametrize(("rule", "antialias"), [("bicubic", False), ("timm", True)])
+def test_a_grid_in_float64_is_not_rounded_to_float32(rule, antialias):
+    grid = torch.randn(1, 13, 13, 3, dtype=torch.float64)
+    want = F.interpolate(grid.permute(0, 3, 1, 2), size=(23, 9), mode="bicubic", antialias=antialias)
+    torch.testing.assert_close(resize_grid(grid, (23, 9), rule).permute(0, 3, 1, 2), want, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("rule", POSITION_RULES)
@@ -133,13 +123,11 @@ def test_position_rules_are_torchs(rule, size):
     ("old", "new"), [((14, 14), (16, 16)), ((16, 16), (14, 14)), ((8, 8), (16, 12)), ((5, 7), (6, 3))]
 )
 def test_patch_embedding_is_resized_as_timm_does(old, new):
-    from timm.layers.patch_embed import resample_patch_embed
-
     weight = torch.randn(6, 3, *old)
     found = resize_patch(weight, new)
     assert (found - resample_patch_embed(weight, list(new))).abs().max() < 1e-5 * weight.abs().max()
     if min(a >= b for a, b in zip(new, old)):  # a larger patch gives what the smaller one gave
         image = torch.randn(1, 3, *old)
-        larger = torch.nn.functional.interpolate(image, size=new, mode="bicubic", antialias=True)
+        larger = F.interpolate(image, size=new, mode="bicubic", antialias=True)
         was, now = ((x * w).sum((1, 2, 3)) for x, w in ((image, weight), (larger, found)))
         torch.testing.assert_close(now, was, atol=1e-4, rtol=1e-4)

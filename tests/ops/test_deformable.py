@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(ops_in_use().kind != "stand-in", reason="a compi
 
 # stride, padding, dilation, groups, deformable groups
 CONVOLUTIONS = [(1, 0, 1, 1, 1), (2, 1, 1, 2, 1), ((1, 2), (2, 1), (2, 1), 1, 2), (1, 1, 1, 2, 4)]
+each_convolution = pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
 
 
 def non_integer_offsets(*shape: int) -> torch.Tensor:
@@ -65,35 +66,34 @@ def reference_deform_conv(x, offset, mask, weight, bias, pair, groups, deform_gr
     return out if bias is None else out + bias[:, None, None]
 
 
-@pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
-def test_deform_conv2d(settings):
-    x, offset, _, weight, _, pair = conv_inputs(*settings)
-    want = reference_deform_conv(x, offset, None, weight, None, pair, *settings[3:])
-    torch.testing.assert_close(mm.deform_conv2d(x, offset, weight, *settings), want)
-    tensors = [t[:1].requires_grad_() for t in (x, offset)] + [weight.requires_grad_()]
-    assert gradcheck(lambda *t: mm.deform_conv2d(*t, *settings), tensors, fast_mode=True)
-    (only,) = torch.autograd.grad(mm.deform_conv2d(x.detach(), offset.detach(), weight, *settings).sum(), weight)
-    assert only.abs().sum() > 0  # the weight's gradient alone
+def convolve(x, offset, mask, weight, bias, *settings):
+    if mask is None:
+        return mm.deform_conv2d(x, offset, weight, *settings)
+    return mm.modulated_deform_conv2d(x, offset, mask, weight, bias, *settings)
 
 
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
-def test_modulated_deform_conv2d(settings, with_bias):
+@pytest.mark.parametrize("kind", ["plain", "modulated", "modulated, with bias"])
+@each_convolution
+def test_deformable_convolution_is_the_definition(settings, kind):
     x, offset, mask, weight, bias, pair = conv_inputs(*settings)
-    bias = bias if with_bias else None
+    mask, bias = mask if "modulated" in kind else None, bias if "bias" in kind else None
     want = reference_deform_conv(x, offset, mask, weight, bias, pair, *settings[3:])
-    torch.testing.assert_close(mm.modulated_deform_conv2d(x, offset, mask, weight, bias, *settings), want)
-    tensors = [t[:1].requires_grad_() for t in (x, offset, mask)] + [weight.requires_grad_()]
-    if with_bias:
-        tensors.append(bias.requires_grad_())
-        assert gradcheck(lambda *t: mm.modulated_deform_conv2d(*t, *settings), tensors, fast_mode=True)
-    else:
-        assert gradcheck(lambda *t: mm.modulated_deform_conv2d(*t, None, *settings), tensors, fast_mode=True)
+    torch.testing.assert_close(convolve(x, offset, mask, weight, bias, *settings), want)
+    tensors = [t if t is None else t[:1].requires_grad_() for t in (x, offset, mask)]
+    tensors += [t if t is None else t.requires_grad_() for t in (weight, bias)]
+    assert gradcheck(lambda *t: convolve(*t, *settings), tensors, fast_mode=True)
+
+
+@each_convolution
+def test_the_gradient_of_the_weight_alone(settings):
+    x, offset, _, weight, *_ = conv_inputs(*settings)
+    mm.deform_conv2d(x, offset, weight.requires_grad_(), *settings).sum().backward()
+    assert weight.grad.abs().sum() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("modulated", [False, True])
-@pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
+@each_convolution
 def test_gradient_of_offsets_at_whole_positions(settings, modulated, dtype):
     """It is the slope to the right and below. Samples at -1 have none: to the compiled op they are outside."""
     x, offset, mask, weight, _, pair = conv_inputs(*settings)
@@ -102,19 +102,15 @@ def test_gradient_of_offsets_at_whole_positions(settings, modulated, dtype):
 
     def gradient(offset):
         offset = offset.clone().requires_grad_()
-        if modulated:
-            out = mm.modulated_deform_conv2d(x, offset, mask, weight, None, *settings)
-        else:
-            out = mm.deform_conv2d(x, offset, weight, *settings)
+        out = convolve(x, offset, mask if modulated else None, weight, None, *settings)
         return torch.autograd.grad(out.sum(), offset)[0]
 
     want = gradient(offset + 1e-4).unflatten(1, (-1, 3, 2, 2))  # [B, G, kh, kw, 2, h, w]
     own, num_outside = offset.unflatten(1, (-1, 3, 2, 2)), 0
     for u, v, i, j in itertools.product(range(3), range(2), *map(range, offset.shape[2:])):
         steps = zip(*pair, (i, j), (u, v))
-        places = own[:, :, u, v, :, i, j] + torch.tensor(
-            [n * s - p + tap * d for s, p, d, n, tap in steps]
-        )  # [B, G, 2]
+        start = torch.tensor([n * s - p + tap * d for s, p, d, n, tap in steps])
+        places = own[:, :, u, v, :, i, j] + start  # [B, G, 2]
         outside = (places <= -1).any(-1)
         want[:, :, u, v, :, i, j][outside] = 0
         num_outside += (places == -1).any(-1).sum()
@@ -130,7 +126,7 @@ def first_values(tensor: torch.Tensor, channels: int, h: int, w: int) -> torch.T
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("settings", CONVOLUTIONS, ids=str)
+@each_convolution
 def test_modulated_deform_conv2d_with_offsets_of_a_larger_map(settings, memory_format):
     x, small, _, weight, bias, pair = conv_inputs(*settings)
     taps, (h, w) = 6 * settings[4], small.shape[2:]
@@ -175,6 +171,9 @@ def test_deformable_convolutions_half_and_layers(dtype):
         assert image.grad.abs().sum() > 0
 
 
+run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
+
+
 def attention_inputs(batch=2, heads=2, dim=3, queries=4, points=2, dtype=torch.float64):
     sizes = torch.tensor([[4, 5], [2, 3]])
     starts = torch.tensor([0, 20])
@@ -194,7 +193,6 @@ def test_multi_scale_deformable_attention():
         x, y = (locations[b, q, m, level, p] * torch.tensor([w, h]) - 0.5).tolist()
         for d in range(3):
             want[b, q, m, d] += weights[b, q, m, level, p] * bilinear_zero_padded(planes[..., d], y, x)
-    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     torch.testing.assert_close(run(value, sizes, starts, locations, weights, 64), want.flatten(2))
     tensors = [t.requires_grad_() for t in (value, locations, weights)]
     assert gradcheck(lambda v, s, a: run(v, sizes, starts, s, a, 64), tensors)
@@ -203,7 +201,6 @@ def test_multi_scale_deformable_attention():
 def test_multi_scale_deformable_attention_half_empty_and_layer():
     value, sizes, starts, locations, weights = attention_inputs(dtype=torch.float16)
     value.requires_grad_()
-    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     out = run(value, sizes, starts, locations, weights, 64)
     out.sum().backward()
     want = run(*(t.float() if t.is_floating_point() else t for t in (value, sizes, starts, locations, weights)), 64)
@@ -241,7 +238,6 @@ def reads(monkeypatch):
 def test_layers_of_multi_scale_attention_read_their_sizes_once(reads):
     """On a GPU every read waits for all kernels before it."""
     value, sizes, starts, locations, weights = attention_inputs()
-    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     total = 0
     for layer in range(4):
         floats = [(t + 0).requires_grad_() for t in (value, locations, weights)]
@@ -252,7 +248,6 @@ def test_layers_of_multi_scale_attention_read_their_sizes_once(reads):
 
 def test_sizes_that_change_in_place_are_read_again():
     value, sizes, starts, locations, weights = attention_inputs()
-    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     first = run(value, sizes, starts, locations, weights, 64)
     for change in (torch.no_grad, torch.inference_mode):
         others = torch.tensor([[5, 4], [3, 2]])
@@ -268,7 +263,6 @@ def test_sizes_that_change_in_place_are_read_again():
 def test_backward_of_multi_scale_attention_repeats_only_the_sampling():
     """Nothing but what its kernel does: samples, for the weights' gradients, and the backward of sampling."""
     value, sizes, starts, locations, weights = (t.requires_grad_(t.is_floating_point()) for t in attention_inputs())
-    run = mm.multi_scale_deform_attn.MultiScaleDeformableAttnFunction.apply
     with Counter() as forward:
         out = run(value, sizes, starts, locations, weights, 64)
     with Counter() as backward:
