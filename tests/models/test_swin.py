@@ -1,45 +1,53 @@
+from functools import partial
+
 import pytest
 import timm
 import torch
 from conftest import brute_force_attention, relative_error
+from test_swin_v2 import randomise
 
+from peers import PEERS, PeerSpec
 from vitdense import Swin, SwinV2
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.flops import num_params
 from vitdense.layers.layout import window_layout
 from vitdense.models.swin.model import BlockSpec, WindowAttention, plan
 from vitdense.models.swin.sizes import SWIN, SwinArch
+from vitdense.models.swin_v2.sizes import SwinV2Arch
 
 NANO = {"embed_dims": 16, "depths": (2, 2, 4, 2), "num_heads": (1, 2, 4, 8)}
 
 
-def mmdet_twin(arch, **options):
-    swin = pytest.importorskip("mmdet.models.backbones").SwinTransformer
-    sizes = SWIN[arch] if isinstance(arch, str) else SwinArch(**arch)
-    theirs = swin(embed_dims=sizes.embed_dims, depths=sizes.depths, num_heads=sizes.num_heads)
-    for parameter in theirs.parameters():  # norms and biases too: 1 and 0 would hide a swap
-        torch.nn.init.normal_(parameter, std=0.05)
-    ours = Swin(arch, **options)
-    report = load_pretrained(ours, theirs.state_dict())
-    assert report.scheme == "mmdet"
-    assert report.share == 1
-    theirs.eval()  # returns None there
-    return theirs, ours.eval()
+V2, PRETRAINED = {**NANO, "depths": (2, 2, 2, 2)}, (6, 6, 6, 3)
+IN_MM = {  # whose rule is ours: maps pad, windows never shrink, odd blocks always shift
+    "swin": (partial(Swin, NANO), "mmdet", PeerSpec(SwinArch(**NANO), (224, 224), 7)),
+    "swin, tiny": (partial(Swin, "tiny"), "mmdet", PeerSpec(SWIN["tiny"], (224, 224), 7)),
+    **{
+        f"swin_v2, extra norm every {n}": (
+            partial(SwinV2, {**V2, "extra_norm_every": n}, window_size=4, pretrained_window_sizes=PRETRAINED),
+            "mmpretrain",
+            PeerSpec(SwinV2Arch(**V2, extra_norm_every=n), (256, 256), 4, PRETRAINED),
+        )
+        for n in (0, 2)
+    },
+}
+SIZES = [(name, size) for name in IN_MM if "tiny" not in name for size in ((128, 192), (97, 131), (31, 33))]
+SIZES += [("swin", (256, 320)), pytest.param("swin, tiny", (799, 1333), marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(
-    ("arch", "size"),
-    [
-        *((NANO, size) for size in ((224, 224), (256, 320), (97, 131), (31, 33))),
-        pytest.param("tiny", (256, 320), marks=pytest.mark.long),
-        pytest.param("tiny", (799, 1333), marks=pytest.mark.slow),
-    ],
-)
-def test_parity_with_mmdet(arch, size):
-    theirs, ours = mmdet_twin(arch)
-    x = torch.randn(1, 3, *size)
-    with torch.no_grad():
-        errors = [relative_error(a, b) for a, b in zip(ours(x), theirs(x), strict=True)]
+@pytest.mark.parametrize(("name", "size"), SIZES)
+@torch.no_grad()
+def test_parity_with_mm_at_any_size(name, size):
+    make, scheme, spec = IN_MM[name]
+    ours = make().eval()
+    peer = PEERS[ours.family][scheme]
+    pytest.importorskip(peer.package)
+    theirs = peer.build(spec)
+    randomise(theirs)
+    report = load_pretrained(ours, {f"backbone.{key}": value for key, value in theirs.state_dict().items()})
+    assert (report.scheme, report.share) == (scheme, 1)
+    x = torch.randn(2, 3, *size)
+    errors = [relative_error(*pair) for pair in zip(ours(x), theirs(x), strict=True)]
     assert max(errors) < 1e-5, errors
 
 
