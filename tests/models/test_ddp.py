@@ -4,6 +4,7 @@ it twice; what it computes is what one process computes for the whole batch."""
 import copy
 import os
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,12 @@ from vitdense.layers import layout
 ROTARY, LORA = BACKBONES["vit, registers, rotary, SwiGLU"], {"type": "lora", "targets": ("qkv", "proj")}
 FROZEN = {"frozen_stages": "all", "drop_path_rate": 0.5}  # drop path, which frozen trunks do not have
 ROTARY_TRUNK = {"arch": TRUNK["arch"] | ROTARY.arch}
-CASES = {  # that are compared with one process
+CASES = {
+    f"{family}: {options}": partial(make, **options)
+    for family, make in BACKBONES.items()
+    for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)})
+}
+CASES |= {
     "frozen ViT": lambda: ROTARY(**FROZEN),
     "frozen ViT, shared norm": lambda: ROTARY(**FROZEN, out_norm="shared"),
     "frozen ViT, stem with batch norms": lambda: BACKBONES["vit, distilled, parallel, hMLP, LayerScale"](**FROZEN),
@@ -78,26 +84,10 @@ def _steps_equal_one_process(rank: int, name: str) -> None:
         assert torch.equal(tensor, theirs), f"{name}: {key} differs"
 
 
-def _ddp_steps(rank: int, family: str, options: dict) -> None:
-    torch.manual_seed(0)
-    model = revert_sync_batchnorm(BACKBONES[family](**options))  # DDP refuses SyncBN on a CPU
-    model = DistributedDataParallel(model.train())
-    for step in range(2):
-        torch.manual_seed(10 * rank + step)
-        sum(out.square().mean() for out in model(torch.randn(1, 3, 40, 56))).backward()
-    for grad in [p.grad for p in model.parameters() if p.requires_grad]:
-        theirs = grad.clone()
-        torch.distributed.broadcast(theirs, src=0)
-        assert torch.equal(grad, theirs)  # averaged over the processes
-
-
-def _ddp_worker(rank: int, rendezvous: str, families: tuple[str, ...], cases: tuple[str, ...]) -> None:
+def _ddp_worker(rank: int, rendezvous: str, cases: list[str]) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     adapter().train()(torch.randn(2, 3, 32, 32))  # SyncBN on a CPU in a process group, without DDP
-    for family in families:
-        for options in ({"frozen_stages": 1}, {"with_cp": True, "frozen_stages": 0}, {"out_indices": (0, 1)}):
-            _ddp_steps(rank, family, options)
     for name in cases:
         _steps_equal_one_process(rank, name)
     torch.distributed.barrier()
@@ -106,15 +96,12 @@ def _ddp_worker(rank: int, rendezvous: str, families: tuple[str, ...], cases: tu
     os._exit(0)
 
 
-QUICK = ("frozen Swin", "LoRA of a ViT", "adapter, checkpointing")
+QUICK = ["frozen Swin", "LoRA of a ViT", "adapter, checkpointing"]
+QUICK += [name for name in CASES if name.partition(": ")[0] in ("swin", "mvit", "vit")]
 
 
 @pytest.mark.long
 @pytest.mark.commands
-@pytest.mark.parametrize(
-    ("families", "cases"),
-    [(("swin", "mvit", "vit"), QUICK), pytest.param(tuple(BACKBONES), tuple(CASES), marks=pytest.mark.slow)],
-    ids=["some", "all"],
-)
-def test_ddp_without_find_unused_parameters(tmp_path, families, cases):
-    run_ranks(_ddp_worker, str(tmp_path / "rendezvous"), families, cases)
+@pytest.mark.parametrize("cases", [QUICK, pytest.param([*CASES], marks=pytest.mark.slow)], ids=["some", "all"])
+def test_ddp_without_find_unused_parameters(tmp_path, cases):
+    run_ranks(_ddp_worker, str(tmp_path / "rendezvous"), cases)

@@ -58,6 +58,8 @@ ROWS = [  # what is made, its options, what the error names, and its type where 
     (vit, {"output_cls_token": True, "relative_position": True}, "output_cls_token: it needs global attention"),
     (vit, {"pretrain_img_size": 8}, "pretrain_img_size: got 8x8, expected at least one patch of 16"),
     (vit, {"finetune": "ffn"}, "finetune: got 'ffn', expected None .all., one of attention, mlp, lora"),
+    (vit, {"finetune": "lora", "frozen_stages": "all"}, "finetune, frozen_stages"),
+    (vit, {"finetune": "attention", "frozen_stages": "all"}, "finetune, frozen_stages"),
     (vit, {"arch": "deit_huge"}, "arch: "),
     (vit, {"arch": {**VIT, "num_heads": 5}}, "arch: "),
     (vit, {"arch": {**VIT, "depth": 0}}, "arch: "),

@@ -63,17 +63,22 @@ def attention_by_hand(attention, x, size, window, turn):
             rows = [table[place[axis] - at[axis] + (len(table) - 1) // 2] for at in places]
             logits = logits + torch.stack([q @ row for row in rows])
         out.append((logits.softmax(0)[..., None] * v).sum(0).flatten())
-    return torch.stack(out) @ attention.proj.weight.T + attention.proj.bias
+    return linear(attention.proj, torch.stack(out))
 
 
-def mlp_by_hand(layer, y, eps):
+def linear(layer, x):
+    return x @ layer.weight.T + layer.bias
+
+
+def gelu(x):
+    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))  # the exact GELU
+
+
+def mlp_by_hand(layer, y, eps=1e-6):
     if hasattr(layer, "w12"):
-        gate, value = (y @ layer.w12.weight.T + layer.w12.bias).chunk(2, -1)
-        y = by_hand(layer.norm, gate / (1 + (-gate).exp()) * value, eps)
-        return y @ layer.w3.weight.T + layer.w3.bias
-    y = y @ layer.fc1.weight.T + layer.fc1.bias
-    y = y * 0.5 * (1 + torch.erf(y / math.sqrt(2)))
-    return y @ layer.fc2.weight.T + layer.fc2.bias
+        gate, value = linear(layer.w12, y).chunk(2, -1)
+        return linear(layer.w3, by_hand(layer.norm, gate / (1 + (-gate).exp()) * value, eps))
+    return linear(layer.fc2, gelu(linear(layer.fc1, y)))
 
 
 def block_by_hand(block, x, size, window, turn=lambda part, place, corner: part, eps=1e-6):

@@ -6,9 +6,8 @@ from functools import partial
 import pytest
 import timm
 import torch
-import torch.nn.functional as F
 from conftest import classifier_totals, relative_error
-from test_vit import by_hand, randomise
+from test_vit import by_hand, linear, mlp_by_hand, randomise
 from timm.models.cait import Cait
 
 from vitdense import CaiT
@@ -23,10 +22,6 @@ from vitdense.research.cait.sizes import CaiTArch
 
 NANO = {"embed_dims": 32, "depth": 3, "num_heads": 2, "layer_scale": 0.5}
 WHOLE = {"out_norm": "final", "output_cls_token": True, "out_indices": (2,)}  # as a classifier's backbone
-
-
-def linear(layer, x):
-    return x @ layer.weight.T + layer.bias
 
 
 @pytest.mark.parametrize("window", [None, (2, 3)])
@@ -65,7 +60,7 @@ def test_class_attention_is_the_definition():
         share = torch.stack([q[0, h] @ k[j, h] / math.sqrt(d) for j in range(1 + n)]).softmax(0)
         out[h] = sum(s * v[j, h] for j, s in enumerate(share))
     token = x[0] + block.gamma_1 * linear(block.attn.proj, out.flatten())
-    token = token + block.gamma_2 * linear(block.mlp.fc2, F.gelu(linear(block.mlp.fc1, by_hand(block.norm2, token))))
+    token = token + block.gamma_2 * mlp_by_hand(block.mlp, by_hand(block.norm2, token))
     torch.testing.assert_close(block(x[None])[0, 0], token)
 
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from test_vit import by_hand
+from test_vit import by_hand, linear, mlp_by_hand
 
 from vitdense.research.htcpp.global_block import GlobalBlock
 
@@ -15,16 +15,14 @@ def test_global_block_is_attention_and_mlp_on_the_last_map_of_any_size(size):
     first, last = torch.randn(2, 4, 9, 9).double(), torch.randn(2, 12, *size).double()
     x = last.flatten(2).mT  # [2, N, 12]
     y = by_hand(block.norm1, x, block.norm1.eps)
-    q, k, v = (y @ block.qkv.weight.T + block.qkv.bias).split(12, dim=-1)  # [2, N, 12] each
+    q, k, v = linear(block.qkv, y).split(12, dim=-1)  # [2, N, 12] each
     rows = torch.empty_like(x)
     for head in (slice(0, 4), slice(4, 8), slice(8, 12)):
         for i in range(x.shape[1]):
             weights = ((q[:, i : i + 1, head] * k[..., head]).sum(-1) / 2).softmax(-1)  # [2, N]
             rows[:, i, head] = (weights[..., None] * v[..., head]).sum(1)
-    x = x + rows @ block.proj.weight.T + block.proj.bias
-    hidden = by_hand(block.norm2, x, block.norm2.eps) @ block.mlp.fc1.weight.T + block.mlp.fc1.bias
-    hidden = hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))
-    want = x + hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias
+    x = x + linear(block.proj, rows)
+    want = x + mlp_by_hand(block.mlp, by_hand(block.norm2, x, block.norm2.eps))
     same, got = block((first, last))
     assert same is first
     torch.testing.assert_close(got, want.mT.unflatten(2, size))

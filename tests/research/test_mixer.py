@@ -1,10 +1,9 @@
-import math
 from functools import partial
 
 import pytest
 import torch
 from conftest import classifier_totals, relative_error
-from test_vit import by_hand, randomise
+from test_vit import by_hand, gelu, linear, mlp_by_hand, randomise
 from torch import nn
 from torch.nn import functional as F
 
@@ -30,14 +29,6 @@ ARCHS = {
 every = pytest.mark.parametrize("arch", ARCHS.values(), ids=ARCHS)
 
 
-def gelu(x):
-    return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))  # the exact GELU
-
-
-def mlp_by_hand(mlp, x):
-    return gelu(x @ mlp.fc1.weight.T + mlp.fc1.bias) @ mlp.fc2.weight.T + mlp.fc2.bias
-
-
 def block_by_hand(block, x):
     if type(block) is MixerBlock:
         y = by_hand(block.norm1, x, 1e-6)
@@ -48,10 +39,10 @@ def block_by_hand(block, x):
     if isinstance(block, ResMlpBlock):
         x = x + block.gamma_1 * (weight @ (x * block.norm1.alpha + block.norm1.beta) + bias)
         return x + block.gamma_2 * mlp_by_hand(block.mlp_channels, x * block.norm2.alpha + block.norm2.beta)
-    y = gelu(by_hand(block.norm1, x, 1e-6) @ block.fc1.weight.T + block.fc1.bias)
+    y = gelu(linear(block.fc1, by_hand(block.norm1, x, 1e-6)))
     half = y.shape[1] // 2
     y = y[:, :half] * (weight @ by_hand(block.gate_norm, y[:, half:], 1e-5) + bias)
-    return x + y @ block.fc2.weight.T + block.fc2.bias
+    return x + linear(block.fc2, y)
 
 
 @every
