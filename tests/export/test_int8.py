@@ -1,5 +1,3 @@
-"""Programs in int8 by onnxruntime."""
-
 import pytest
 
 pytest.importorskip("onnxruntime")

@@ -10,6 +10,7 @@ from torch import nn
 import vitdense
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.load import load_pretrained
 from vitdense.layers.lora import LoRA, LowRankUpdate, add_lora, merge_lora
 
 NANO = {"embed_dims": 16, "depths": (1, 2), "num_heads": (2, 4)}
@@ -60,23 +61,20 @@ def test_checkpoints_with_updates(tmp_path):
     """They fill a model with updates of the same rank; others say what to do; --merge-lora makes a plain file."""
     model = trained(swin(finetune=LORA))
     state = model.state_dict()
-    other = swin(finetune=LORA)
-    vitdense.checkpoint.load.load_pretrained(other, state)
+    load_pretrained(other := swin(finetune=LORA), state)
     assert_same_tensors(other.state_dict(), state)
     with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
-        vitdense.checkpoint.load.load_pretrained(swin(), state)
+        load_pretrained(swin(), state)
     with pytest.raises(CheckpointMismatchError, match="size mismatch"):
-        vitdense.checkpoint.load.load_pretrained(swin(finetune="lora"), state)
+        load_pretrained(swin(finetune="lora"), state)
     with pytest.raises(CheckpointMismatchError, match="--merge-lora"):
         convert(state, "official", drop_output_norms=True)
     assert ".lora." in "".join(convert(state, "vitdense").state)
     merged = convert(state, "official", drop_output_norms=True, merge=True).state
     assert not any("lora" in key for key in merged)
-    plain = swin()
-    vitdense.checkpoint.load.load_pretrained(plain, merged)
-    assert torch.equal(
-        plain.stages[0].blocks[0].attn.qkv.weight, merge_lora(state)["stages.0.blocks.0.attn.qkv.weight"]
-    )
+    load_pretrained(plain := swin(), merged)
+    key = "stages.0.blocks.0.attn.qkv.weight"
+    assert torch.equal(plain.get_parameter(key), merge_lora(state)[key])
     with pytest.raises(CheckpointMismatchError, match="no low-rank updates"):
         convert(merged, "vitdense", merge=True)
 

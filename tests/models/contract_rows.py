@@ -168,9 +168,7 @@ class Precision:
     """A deep and narrow model of a family, whose error under autocast is compared with another model's.
 
     Attributes:
-        kind: Its class.
-        arch: Sizes.
-        options: Other arguments.
+        kind, arch, options: As of a `Row`.
         peer: Naming scheme of the model of another project with the same weights, in `scripts/peers.py`. None where no
             model that runs here has these parts: then the same model is compared with itself, with the residual stream
             cast to float32 before every block.

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from contract_rows import ADAPTERS
-from test_contract import BACKBONES, FAMILIES
+from test_contract import BACKBONES, FAMILIES, every_but_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -88,13 +88,7 @@ def run_on_meta(model, size):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "make",
-    [
-        pytest.param(make, id=name, marks=[] if name in (*FAMILIES, "vit_adapter") else pytest.mark.slow)
-        for name, make in MODELS.items()
-    ],
-)
+@every_but_slow(*FAMILIES, "vit_adapter", models=MODELS)
 @pytest.mark.parametrize("size", SIZES)
 def test_no_tensor_of_the_cpu_enters_a_pass_on_another_device(make, size):
     model = on_meta(make)

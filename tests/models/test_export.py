@@ -8,8 +8,8 @@ import pytest
 import torch
 from contract_rows import with_random_norms
 from test_contract import BACKBONES, WITH_ADAPTERS, every_but_slow
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from cost import CostCounter
 from vitdense import Swin
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import MIN_SIDE, export_program, largest_error, save_program
@@ -25,14 +25,6 @@ OF_SIZES = {"Shape", "Range", "Resize", "Cast", "Less", "GreaterOrEqual", "Or", 
 # One of each family of the papers; `vit` and `resnet` are exported for onnxruntime below, the others are slow.
 ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions")
 every_quick = every_but_slow("vit", "resnet")  # the others take minutes
-
-
-class LayerNorms(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten.native_layer_norm.default
-        return func(*args, **(kwargs or {}))
 
 
 def nodes(path):
@@ -83,12 +75,13 @@ def test_onnx_and_the_program_equal_the_model_at_other_sizes_and_batches(make, t
             want = model(image)
             assert largest_error(program(image), want) < 1e-5, shape
             assert largest_error(open_onnxruntime(path).run(image.numpy()), want) < 1e-4, shape
-        with LayerNorms() as norms:
+        with CostCounter(model) as counter:
             model(image)
     found, file = operators(path), onnx.load(path)
     assert not found.keys() & BRANCHES
-    assert found["LayerNormalization"] == norms.count
-    assert norms.count > 0 or model.family == "resnet"  # which has none
+    num_norms = counter.calls["aten.native_layer_norm"]
+    assert found["LayerNormalization"] == num_norms
+    assert num_norms > 0 or model.family == "resnet"  # which has none
     assert onnx.TensorProto.DOUBLE not in cast_types(path)
     dims = [dim.dim_param or dim.dim_value for dim in file.graph.input[0].type.tensor_type.shape.dim]
     assert dims == ["batch", 3, "height", "width"]

@@ -1,14 +1,13 @@
 """Deformable convolutions and attention of mmcv on the stand-in, against reference loops over the samples."""
 
-import collections
 import itertools
 import math
 
 import pytest
 import torch
 from torch.autograd import gradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from cost import CostCounter
 from vitdense.ops import ops_in_use
 
 mm = pytest.importorskip("mmcv.ops")
@@ -218,16 +217,6 @@ def test_multi_scale_deformable_attention_half_empty_and_layer():
     assert out.shape == (1, 5, 8)
 
 
-class Counter(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.calls = collections.Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def reads(monkeypatch):
     shapes, tolist = [], torch.Tensor.tolist
@@ -263,10 +252,10 @@ def test_sizes_that_change_in_place_are_read_again():
 def test_backward_of_multi_scale_attention_repeats_only_the_sampling():
     """Nothing but what its kernel does: samples, for the weights' gradients, and the backward of sampling."""
     value, sizes, starts, locations, weights = (t.requires_grad_(t.is_floating_point()) for t in attention_inputs())
-    with Counter() as forward:
+    with CostCounter() as forward:
         out = run(value, sizes, starts, locations, weights, 64)
-    with Counter() as backward:
+    with CostCounter() as backward:
         out.backward(torch.ones_like(out))
-    assert forward.calls["grid_sampler_2d"] == backward.calls["grid_sampler_2d"] == len(sizes)
-    assert backward.calls["grid_sampler_2d_backward"] == len(sizes)
-    assert backward.calls["mul"] == 2 * len(sizes) + 1  # twice by the gradient of the output; points to -1..1
+    assert forward.calls["aten.grid_sampler_2d"] == backward.calls["aten.grid_sampler_2d"] == len(sizes)
+    assert backward.calls["aten.grid_sampler_2d_backward"] == len(sizes)
+    assert backward.calls["aten.mul"] == 2 * len(sizes) + 1  # twice by the gradient of the output; points to -1..1

@@ -1,10 +1,13 @@
 """HTC's RoI head against its definition: masks flow from stage to stage, and are averaged in tests."""
 
+import mmcv
+import numpy as np
 import pytest
 import torch
 from mmdet.models.roi_heads import HybridTaskCascadeRoIHead
 from mmdet.registry import MODELS
 from mmdet.structures.bbox import bbox2roi
+from mmengine.dataset import Compose
 from mmengine.registry import init_default_scope
 from mmengine.structures import InstanceData
 
@@ -123,12 +126,6 @@ def test_recipe_of_htcpp(name):
 
 def test_labels_of_the_semantic_branch_are_scaled_once_and_padded(tmp_path):
     """From a file to what the loss reads, through the pipeline and the data preprocessor."""
-    import mmcv
-    import numpy as np
-    from mmdet.registry import MODELS
-    from mmengine.dataset import Compose
-    from mmengine.registry import init_default_scope
-
     cfg = load_config("htcpp_swin_b_coco")
     init_default_scope("mmdet")
     mmcv.imwrite(np.full((60, 100, 3), 7, np.uint8), str(tmp_path / "image.png"))

@@ -1,5 +1,3 @@
-"""Local attention by tiles against its definition."""
-
 import itertools
 
 import pytest

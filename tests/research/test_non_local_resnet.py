@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from contract_rows import with_random_batch_norms
 from mmengine.logging import MMLogger
-from test_resnet import NANO, images, state_with_statistics
+from test_resnet import NANO
 from torch import nn
 from torchvision import models as torchvision_models
 
@@ -26,14 +27,14 @@ def test_pretrained_features_do_not_change_until_attention_is_trained(kind):
     theirs = torchvision_models.resnet18().eval()
     plain = ResNet("resnet18").eval()
     ours = NonLocalResNet("resnet18", attention={"kind": kind, "after": ((1, 1), (2, 0))}).eval()
-    load_pretrained(plain, state_with_statistics(theirs))
+    load_pretrained(plain, with_random_batch_norms(theirs).state_dict())
     report = load_pretrained(ours, theirs.state_dict())
     names = [key for key in ours.state_dict() if key.startswith(("layer2.attn.1.", "layer3.attn.0."))]
     assert report.kept_at_init == names
     assert report.ignored == ["head.weight", "head.bias"]
     assert ours.state_dict().keys() - set(names) == plain.state_dict().keys()
     assert plain.state_dict().keys() == theirs.state_dict().keys() - {"fc.weight", "fc.bias"}
-    x = images(61, 45)
+    x = torch.randn(2, 3, 61, 45)
     with torch.no_grad():
         assert all(torch.equal(a, b) for a, b in zip(ours(x), plain(x), strict=True))
         for layer in attention_of(ours):
@@ -48,14 +49,14 @@ def test_attention_follows_its_block():
     model = NonLocalResNet(NANO, attention=ONE).eval()
     for name in ("layer3.1", "layer3.attn.1", "layer3.2"):
         model.get_submodule(name).register_forward_hook(lambda _, args, out, name=name: order.append((name, out.shape)))
-    model(images(64, 96))
+    model(torch.randn(2, 3, 64, 96))
     assert [name for name, _ in order] == ["layer3.1", "layer3.attn.1", "layer3.2"]
     assert {shape[1:] for _, shape in order} == {(256, 4, 6)}
 
 
 def test_a_checkpoint_has_all_attention_or_none():
     model, plain = NonLocalResNet(NANO, attention={**ONE, "after": [[1, 0], [2, 1]]}), ResNet(NANO)
-    state = state_with_statistics(model)
+    state = with_random_batch_norms(model).state_dict()
     assert load_pretrained(NonLocalResNet(NANO, attention={**ONE, "after": ((1, 0), (2, 1))}), state).share == 1
     with pytest.raises(CheckpointMismatchError, match=r"layer2\.attn\.0"):
         load_pretrained(plain, state)

@@ -3,6 +3,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import classifier_totals
+from contract_rows import with_random_batch_norms
 from torch import nn
 from torchvision import models as torchvision_models
 from torchvision.models import resnet
@@ -14,26 +15,13 @@ from vitdense.research.resnet.sizes import RESNET
 NANO = {"embed_dims": 16, "depths": (1, 2, 3, 1)}
 
 
-def images(*size):
-    return torch.randn(2, 3, *size)
-
-
-def state_with_statistics(model):
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.weight, 0.5, 0.2)
-            nn.init.normal_(module.running_mean, std=0.2)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
-    return model.state_dict()
-
-
 @pytest.mark.parametrize("bottleneck", [True, False])
 def test_maps_equal_torchvisions_to_the_bit(bottleneck):
     kind, depths = resnet.Bottleneck if bottleneck else resnet.BasicBlock, (1, 2, 1, 1)
     theirs = resnet.ResNet(kind, depths, num_classes=10).eval()
     ours = ResNet({"embed_dims": 64, "depths": depths, "bottleneck": bottleneck}).eval()
-    assert load_pretrained(ours, state_with_statistics(theirs)).share == 1
-    x = images(97, 131).contiguous(memory_format=torch.channels_last)
+    assert load_pretrained(ours, with_random_batch_norms(theirs).state_dict()).share == 1
+    x = torch.randn(2, 3, 97, 131).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         maps, want = ours(x), theirs.maxpool(theirs.relu(theirs.bn1(theirs.conv1(x))))
         for got, stage in zip(maps, (theirs.layer1, theirs.layer2, theirs.layer3, theirs.layer4), strict=True):
@@ -59,7 +47,7 @@ def test_initialisation():
 
 
 def test_files_without_the_counters_of_norms_load():
-    state = state_with_statistics(ResNet(NANO))
+    state = ResNet(NANO).state_dict()
     report = load_pretrained(ResNet(NANO), {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")})
     assert {key.rsplit(".")[-1] for key in report.kept_at_init} == {"num_batches_tracked"}
 

@@ -1,5 +1,3 @@
-"""Swin's ablations against their definitions."""
-
 import pytest
 import torch
 from conftest import brute_force_attention, relative_error
