@@ -49,18 +49,13 @@ def test_what_differs_from_its_model_is_not_written(folder, monkeypatch):
     [
         ({"to": "pt2", "precision": "int8"}, "--int8: got --to pt2"),
         ({"to": "pt2", "maps": True}, "--maps: got EncoderDecoder, expected a detector"),
+        ({"to": "onnx", "precision": "int8"}, r"vitdense\[export\]"),
     ],
 )
-def test_what_does_not_go_together(folder, options, match):
+def test_what_does_not_go_together_or_is_not_installed(folder, options, match, monkeypatch):
+    monkeypatch.setattr("vitdense.mm.cli.export.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=match):
         export(make(folder), str(folder / "random.pth"), Wish(folder / "never", **options))
-
-
-def test_onnx_is_asked_for_where_it_is_needed(folder, monkeypatch):
-    monkeypatch.setattr("vitdense.mm.cli.export.find_spec", lambda name: None)
-    for to, match in (("onnx", r"vitdense\[export\]"), ("pt2", "--int8: got --to pt2")):
-        with pytest.raises(ConfigError, match=match):
-            export(make(folder), str(folder / "random.pth"), Wish(folder / "never", to, precision="int8"))
 
 
 def test_a_model_that_finds_nothing(tmp_path):

@@ -34,13 +34,6 @@ def test_outputs_and_what_is_selected(at):
     assert relative_error(first.boxes[:, :100], golden[f"{at}/selected"]) < 1e-5
 
 
-@pytest.mark.parametrize(("size", "millions"), [("t", 12.1), ("s", 14.6), ("m", 28.2)])
-def test_published_parameters(size, millions):
-    with torch.device("meta"):
-        model = make(size)
-    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
-
-
 IN_FILES = {  # names that transformers writes, by those it has in memory
     r"attention\.q_proj": "attention.attention.query",
     r"attention\.k_proj": "attention.attention.key",
@@ -132,9 +125,12 @@ def test_a_training_step_with_an_image_without_objects():
     assert model.neck.first.norm.running_mean.any()
 
 
-@pytest.mark.parametrize(("size", "depth", "rate"), [("t", 6, 0.8), ("s", 10, 0.8), ("m", 10, 0.7)])
-def test_learning_rates_and_weight_decay_are_the_authors(size, depth, rate):
+@pytest.mark.parametrize(
+    ("size", "millions", "depth", "rate"), [("t", 12.1, 6, 0.8), ("s", 14.6, 10, 0.8), ("m", 28.2, 10, 0.7)]
+)
+def test_parameters_learning_rates_and_weight_decay_are_the_authors(size, millions, depth, rate):
     model, cfg = make(size), load_config(f"lwdetr_{size}_coco")
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6, 1) == millions
     groups = build_optim_wrapper(model, cfg.optim_wrapper).optimizer.param_groups
     found = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     for name, parameter in model.named_parameters():
