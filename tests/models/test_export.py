@@ -27,16 +27,12 @@ ROWS = ("swin", "swin_v2", "mvit", "vit, windows, relative positions")
 every_quick = every_but_slow("vit", "resnet")  # the others take minutes
 
 
-def nodes(path):
-    return onnx.load(path).graph.node
-
-
 def operators(path):
-    return Counter(node.op_type for node in nodes(path))
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
 
 
 def cast_types(path):
-    return {node.attribute[0].i for node in nodes(path) if node.op_type == "Cast"}
+    return {node.attribute[0].i for node in onnx.load(path).graph.node if node.op_type == "Cast"}
 
 
 def image_of(shape):
