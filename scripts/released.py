@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 
 import vitdense
+from vitdense.files import read_text
+from vitdense.mm.work_folder import CURVES, LAST, LOCK
 
 DRAWN = "dict(num_train=4,num_val=2,image_size=(64,64))"
 COMMON = {
@@ -83,11 +85,12 @@ def write(name: str, options: dict) -> Path:
     given = [f"{key}={value}" for key, value in options.items()]
     run("train", name, "--work-dir", name, "--iters", "3", "--cfg-options", *given)
     (rows,) = work.glob("*/vis_data/scalars.json")
-    last = [row for row in map(json.loads, rows.read_text().splitlines()) if "loss" in row][-1]
-    (work / "next.json").write_text(json.dumps({"iter": last["step"], "loss": last["loss"]}))
+    last = [row for row in map(json.loads, read_text(rows).splitlines()) if "loss" in row][-1]
+    next_loss = json.dumps({"iter": last["step"], "loss": last["loss"]})
+    (work / "next.json").write_text(next_loss, encoding="utf-8")
     for path in (work / "iter_1.pth", work / "iter_3.pth", *work.glob("best_*")):  # as if it was stopped
         path.unlink(missing_ok=True)
-    (work / "last_checkpoint").write_text("iter_2.pth")
+    (work / LAST).write_text("iter_2.pth", encoding="utf-8")
     run("test", name, "--out", f"{name}/metrics.json")
     run("export", name, "--to", "onnx", "--out", f"{name}/program.onnx", "--unchecked")
     found = vitdense.load(name, score_thr=0.0)("data/shapes/val/000001.jpg")
@@ -97,7 +100,7 @@ def write(name: str, options: dict) -> Path:
     for path in work.iterdir():  # logs have paths of this machine
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name in (".lock", "curves.png"):
+        elif path.name in (LOCK, CURVES):
             path.unlink()
     return work
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from contract_rows import with_random_batch_norms
 from mmengine.logging import MMLogger
+from research_rows import with_random_batch_norms
 from test_resnet import NANO
 from torch import nn
 from torchvision import models as torchvision_models

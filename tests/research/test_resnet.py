@@ -3,7 +3,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import classifier_totals
-from contract_rows import with_random_batch_norms
+from research_rows import with_random_batch_norms
 from torch import nn
 from torchvision import models as torchvision_models
 from torchvision.models import resnet

@@ -76,7 +76,7 @@ MASK = BOX | {
     "crops, mosaics, pasted objects": (RIGHT, MOSAIC, MIXED),
     "new": (RIGHT, "tests/mm/cli/test_new.py::test_detection"),
     "export": (RIGHT, f"{EXPORT}/test_whole_rfdetr.py::test_mask_recipe_from_its_checkpoint_to_the_runtime"),
-    "joined models": (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_masks"),
+    "joined models": (RIGHT, f"{EXTENSION}/joined/test_joined.py::test_names_masks_and_tiles"),
 }
 LABEL_MAP = {
     "order of names in files": (RIGHT, f"{CLASSES}::test_class_names_match_training_data_of_another_type"),
