@@ -51,7 +51,6 @@ def test_proposals_of_sparse_rcnn():
 
 @pytest.mark.parametrize("name", ["mask2former_swin_t_coco", "mask2former_swin_t_ade20k"])
 def test_rates_and_decays_of_mask2former(name):
-    """A tenth of the rate in the backbone; no norm, table or embedding decays."""
     cfg = load_config(name)
     model = build_on_meta(cfg)
     kinds = torch.nn.LayerNorm, torch.nn.GroupNorm

@@ -106,12 +106,14 @@ def test_the_reader_of_the_config_counts(folders, photos, tmp_path):
         model(Image.open(photos[0]))
 
 
-def test_the_config_is_not_changed(folders):
+def test_the_config_is_not_changed_and_keeps_the_heads_of_mm(folders):
     cfg = load_config(folders["detector"])
     cfg.model.backbone.init_cfg = dict(type="Pretrained", checkpoint="some.pth")
     before = copy.deepcopy(cfg.to_dict())
-    Predictor(cfg, str(folders["detector"] / "iter_1.pth"))
+    model = Predictor(cfg, str(folders["detector"] / "iter_1.pth")).model
     assert cfg.to_dict() == before
+    assert type(model.roi_head.mask_head[0]).__name__ == "RLEMaskHead"
+    assert model.cfg.model.roi_head.mask_head.type == "FCNMaskHead"
 
 
 def test_a_stream_keeps_no_image(model):
@@ -230,12 +232,6 @@ def test_a_panoptic_model_with_objects(panoptic, photos, tmp_path):
     result = vitdense.load(tmp_path / "both.py", panoptic, score_thr=0.0)(photos[0])
     assert len(result) == len(result.boxes) > 0
     np.testing.assert_array_equal(result.panoptic, vitdense.load(panoptic)(photos[0]).panoptic)
-
-
-def test_the_config_keeps_the_heads_of_mm(folders):
-    model = vitdense.load(folders["detector"])
-    assert type(model.model.roi_head.mask_head[0]).__name__ == "RLEMaskHead"
-    assert model.model.cfg.model.roi_head.mask_head.type == "FCNMaskHead"
 
 
 @pytest.mark.parametrize("tiles", [None, 64])

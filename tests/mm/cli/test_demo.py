@@ -39,7 +39,6 @@ def test_commands_of_the_demo(statuses, again, tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_the_demo_on_few_images(tmp_path, monkeypatch):
-    """A training, a test and predictions; a second time it asks whether to go on or to start anew."""
     draw = shapes.draw_dataset
     few = {"num_train": 4, "num_val": 11, "image_size": (64, 64)}
     monkeypatch.setattr(shapes, "draw_dataset", lambda root, **_: draw(root, **few))

@@ -340,7 +340,6 @@ def test_segmentation(maps):
     ],
 )
 def test_heads_and_what_trains(maps, options, expected):
-    """The model fits and predicts the classes of the data."""
     maps()
     cfg = made(*SEGMENTATION, "--classes", "a,b,c", *options.split())
     assert {key: cfg.model.backbone[key] for key in expected} == expected

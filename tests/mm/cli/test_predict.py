@@ -212,7 +212,6 @@ def test_unreadable_images_are_named_and_the_others_predicted(cfg, checkpoint, i
 
 
 def test_list_images(images, tmp_path, capsys):
-    """Sub-folders are not searched, which is logged."""
     assert list_images([tmp_path]) == sorted(images)
     assert "not searched" not in capsys.readouterr().out
     upper, deep, bracket = tmp_path / "sub/UPPER.JPG", tmp_path / "sub/er/deep.jpeg", tmp_path / "a[1].jpg"

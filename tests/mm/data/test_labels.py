@@ -170,7 +170,6 @@ LOAD = [{"type": "LoadImageFromFile"}, {"type": "vitdense.LoadPanopticAnnotation
 
 
 def test_flips(root):
-    """Boxes, masks, label maps and segments move with the pixels."""
     init_default_scope("mmdet")
     plain, flipped = (
         DATASETS.build({**panoptic(root), "pipeline": [*LOAD, {"type": "RandomFlip", "prob": prob}]})[0]
@@ -185,7 +184,6 @@ def test_flips(root):
 
 
 def test_crops_of_segments(root):
-    """Masks and label maps stay over each other."""
     init_default_scope("mmdet")
     cut = {"type": "RandomCrop", "crop_size": (50, 50), "allow_negative_crop": True}
     found = DATASETS.build({**panoptic(root), "pipeline": [*LOAD, cut]})[0]

@@ -277,7 +277,6 @@ def test_the_hook_of_a_run_adds_a_difference_to_its_base(golden, tmp_path):
 @pytest.mark.parametrize("trunk", ["dinov2", "dinov3"])
 @pytest.mark.parametrize("kind", ["eomt", "pmt"])
 def test_trunk_and_head_compile_as_one_graph(kind, trunk):
-    """For any size, in training and in prediction."""
     model = make(kind, trunk)
     compiled = torch.compile(model.predictions, fullgraph=True, dynamic=True, backend="eager")
     for size, masked in (((64, 96), False), ((96, 48), False), ((64, 96), True)):

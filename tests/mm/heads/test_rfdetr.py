@@ -169,7 +169,6 @@ TOTALS |= {"SegXLarge": 38.11, "Seg2XLarge": 38.65}
 
 @pytest.mark.parametrize("size", SIZES)
 def test_keys_and_parameters(size):
-    """The authors' published totals, and every key of their files."""
     with torch.device("meta"):
         model = make(size)
         wanted = {key: torch.empty(shape) for key, shape in shapes_of(size).items() if 0 not in shape}

@@ -122,17 +122,14 @@ def test_the_first_engine_that_is_installed_evaluates_and_another_is_refused(gro
             CocoMetric(ann_file=str(ground_truth[0]), engine=name)
 
 
-def _in_a_fork(queue, ground_truth):
-    queue.put(seen(CocoMetric, ground_truth, noise=4).evaluate(6))
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_forked_process_evaluates(ground_truth):
     """hotcoco's threads are not in it."""
     expected = seen(CocoMetric, ground_truth, noise=4).evaluate(6)
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(target=_in_a_fork, args=(queue, ground_truth), daemon=True)
+    metric = seen(CocoMetric, ground_truth, noise=4)
+    process = context.Process(target=lambda: queue.put(metric.evaluate(6)), daemon=True)
     process.start()
     try:
         assert queue.get(timeout=120) == pytest.approx(expected, abs=1e-9)

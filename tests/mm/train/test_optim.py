@@ -66,7 +66,6 @@ def test_factors_of_the_default_constructor_multiply(family):
 
 @every
 def test_stages_after_the_last_output_do_not_count(family):
-    """Stages without an output are not trained, and do not change the rates of others."""
     backbone = {"swin": Swin, "swin_v2": SwinV2, "mvit": MViT}[family]
     heads = 1 if family == "mvit" else (1, 2, 4)
     options = {"pretrain_img_size": 64} if family == "mvit" else {}
