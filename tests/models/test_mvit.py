@@ -30,45 +30,30 @@ def randomise(module):
 
 
 def brute_force_block(block, x):
-    """A block written from its definition, token by token and head by head: ``[H, W, C]`` to ``[h, w, C']``."""
+    """A block written from its definition, query by query and head by head: ``[H, W, C]`` to ``[h, w, C']``."""
     spec, parameters = block.spec, dict(block.named_parameters())
     heads, d = spec.num_heads, spec.dim_attn // spec.num_heads
     strides = {"q": spec.q_stride, "k": spec.kv_stride, "v": spec.kv_stride}
 
     def linear(name, t):
-        return t @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+        return F.linear(t, parameters[f"{name}.weight"], parameters[f"{name}.bias"])
 
     def norm(name, t):
-        t = t - t.mean(-1, keepdim=True)
-        t = t / (t.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-        return t * parameters[f"{name}.weight"] + parameters[f"{name}.bias"]
+        return F.layer_norm(t, t.shape[-1:], parameters[f"{name}.weight"], parameters[f"{name}.bias"], 1e-6)
 
-    def neighbours(t, stride, kernel):  # of every place of the pooled map: offsets in the kernel, and the token there
-        h, w = -(-t.shape[0] // stride), -(-t.shape[1] // stride)
-        for y, z in product(range(h), range(w)):
-            near = []
-            for dy, dz in product(range(kernel), range(kernel)):
-                r, c = y * stride + dy - kernel // 2, z * stride + dz - kernel // 2
-                if 0 <= r < t.shape[0] and 0 <= c < t.shape[1]:
-                    near.append((dy, dz, t[r, c]))
-            yield (y, z), near
-
-    def map_of(places):
-        h, w = (1 + max(place[axis] for place in places) for axis in (0, 1))
-        return torch.stack([torch.stack([places[y, z] for z in range(w)]) for y in range(h)])
+    def of_channels(function, t, *args, **options):  # of a map [H, W, heads, d]: every head alone
+        return function(t.permute(2, 3, 0, 1), *args, **options).permute(2, 3, 0, 1)
 
     def max_pooled(t, stride):
         if stride == 1:
             return t
-        found = neighbours(t, stride, stride + 1)
-        return map_of({place: torch.stack([v for *_, v in near]).amax(0) for place, near in found})
+        return of_channels(F.max_pool2d, t, stride + 1, stride, (stride + 1) // 2)
 
     def pooled(name, t):  # [H, W, heads, d]
         if f"attn.pool_{name}.weight" not in parameters:
             return max_pooled(t, strides[name])
         kernel = parameters[f"attn.pool_{name}.weight"]  # [d, 1, 3, 3], the same for every head
-        found = neighbours(t, strides[name], 3)
-        t = map_of({place: sum(kernel[:, 0, dy, dz] * v for dy, dz, v in near) for place, near in found})
+        t = of_channels(F.conv2d, t, kernel, stride=strides[name], padding=1, groups=d)
         return norm(f"attn.norm_{name}", t)
 
     @cache
@@ -106,12 +91,10 @@ def brute_force_block(block, x):
         attended[row, column] = (share[..., None] * torch.stack(values)).sum(0)
     attended = attended + q if block.attn.residual else attended
     skip = x if spec.dim == spec.dim_attn else linear("proj", y)
-    x = max_pooled(skip, spec.q_stride) + linear("attn.proj", attended.flatten(2))
+    x = max_pooled(skip[:, :, None], spec.q_stride)[:, :, 0] + linear("attn.proj", attended.flatten(2))
     y = norm("norm2", x)
-    hidden = linear("mlp.fc1", y)
-    hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
     skip = x if spec.dim_attn == spec.dim_out else linear("proj", y)
-    return skip + linear("mlp.fc2", hidden)
+    return skip + linear("mlp.fc2", F.gelu(linear("mlp.fc1", y)))
 
 
 def spec_of(q_stride, kv_stride, window, grid=(8, 8)):

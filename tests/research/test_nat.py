@@ -84,12 +84,10 @@ def definition(state, x, arch):
     state = {key: value.double() for key, value in state.items()}
 
     def norm(name, x):
-        centred = x - x.mean(-1, keepdim=True)
-        x = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
+        return F.layer_norm(x, x.shape[-1:], state[f"{name}.weight"], state[f"{name}.bias"])
 
     def linear(name, x):
-        return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+        return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
 
     def conv(name, x):
         y = F.conv2d(x.permute(0, 3, 1, 2), state[f"{name}.weight"], state.get(f"{name}.bias"), stride=2, padding=1)
@@ -105,8 +103,7 @@ def definition(state, x, arch):
             of_attention = (state[f"{block}.attn.{name}"] for name in ("qkv.weight", "qkv.bias", "rpb"))
             y = neighbourhood_attention(norm(f"{block}.norm1", x), *of_attention, heads)
             x = x + one * linear(f"{block}.attn.proj", y)
-            y = linear(f"{block}.mlp.fc1", norm(f"{block}.norm2", x))
-            y = 0.5 * y * (1 + torch.erf(y / 2**0.5))
+            y = F.gelu(linear(f"{block}.mlp.fc1", norm(f"{block}.norm2", x)))
             x = x + two * linear(f"{block}.mlp.fc2", y)
         maps.append(norm(f"norm{i}", x) if f"norm{i}.weight" in state else x)
         if i + 1 < len(arch["depths"]):
