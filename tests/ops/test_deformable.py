@@ -49,16 +49,14 @@ def reference_deform_conv(x, offset, mask, weight, bias, pair, groups, deform_gr
     (sh, sw), (ph, pw), (dh, dw) = pair
     out_channels, per_group, kh, kw = weight.shape
     out = x.new_zeros(len(x), out_channels, *offset.shape[-2:])
-    for b, i, j in [(b, i, j) for b in range(len(x)) for i in range(out.shape[2]) for j in range(out.shape[3])]:
+    for b, i, j in itertools.product(range(len(x)), *map(range, out.shape[2:])):
         taps = x.new_zeros(x.shape[1], kh, kw)
-        for c in range(x.shape[1]):
+        for c, u, v in itertools.product(*map(range, taps.shape)):
             group = c // (x.shape[1] // deform_groups)
-            for u in range(kh):
-                for v in range(kw):
-                    tap = group * kh * kw + u * kw + v
-                    dy, dx = offset[b, 2 * tap, i, j].item(), offset[b, 2 * tap + 1, i, j].item()
-                    value = bilinear_zero_padded(x[b, c], i * sh - ph + u * dh + dy, j * sw - pw + v * dw + dx)
-                    taps[c, u, v] = value * (1 if mask is None else mask[b, tap, i, j])
+            tap = group * kh * kw + u * kw + v
+            dy, dx = offset[b, 2 * tap, i, j].item(), offset[b, 2 * tap + 1, i, j].item()
+            value = bilinear_zero_padded(x[b, c], i * sh - ph + u * dh + dy, j * sw - pw + v * dw + dx)
+            taps[c, u, v] = value * (1 if mask is None else mask[b, tap, i, j])
         for o in range(out_channels):
             start = o // (out_channels // groups) * per_group
             out[b, o, i, j] = (weight[o] * taps[start : start + per_group]).sum()

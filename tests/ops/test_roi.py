@@ -1,5 +1,6 @@
 """RoIAlign of mmcv on the stand-in, against a reference loop over the samples."""
 
+import itertools
 import math
 
 import pytest
@@ -31,20 +32,11 @@ def reference_roi_align(x, rois, bins, scale, ratio, aligned):
         width, height = (x2 - x1, y2 - y1) if aligned else (max(x2 - x1, 1), max(y2 - y1, 1))
         step_y, step_x = height / bins[0], width / bins[1]
         ny, nx = (ratio, ratio) if ratio > 0 else (math.ceil(step_y), math.ceil(step_x))
-        for c in range(x.shape[1]):
-            for i in range(bins[0]):
-                for j in range(bins[1]):
-                    values = [
-                        bilinear(
-                            x[int(image), c],
-                            y1 + i * step_y + (a + 0.5) * step_y / ny,
-                            x1 + j * step_x + (b + 0.5) * step_x / nx,
-                        )
-                        for a in range(ny)
-                        for b in range(nx)
-                    ]
-                    if values:
-                        out[k, c, i, j] = sum(values) / len(values)
+        for c, i, j in itertools.product(*map(range, out.shape[1:])):
+            ys = [y1 + (i + (a + 0.5) / ny) * step_y for a in range(ny)]
+            xs = [x1 + (j + (b + 0.5) / nx) * step_x for b in range(nx)]
+            values = [bilinear(x[int(image), c], *place) for place in itertools.product(ys, xs)]
+            out[k, c, i, j] = sum(values) / max(len(values), 1)
     return out
 
 

@@ -24,6 +24,7 @@ from vitdense import (
 from vitdense.research.htcpp.global_block import GlobalBlock
 from vitdense.research.nat.local import LocalAttention
 from vitdense.research.non_local.attention import NonLocal
+from vitdense.research.reppoints_v2.bifpn import BiFPN
 
 
 def with_drawn_gates(model):
@@ -137,6 +138,8 @@ REFUSED = [  # see models/test_refused.py
     (ResNet, {"arch": "resnet51"}, "resnet50"),
     (ResNet, {"finetune": "lora"}, "no linear layer"),
     (ResNet, {"arch": {"embed_dims": 16, "depths": (0, 1)}}, "depths"),
+    (BiFPN, {"in_channels": [8, 16], "out_channels": 48}, "out_channels"),
+    (BiFPN, {"in_channels": [8, 16], "out_channels": 32, "num_outs": 1}, "num_outs"),
     (partial(CaiT, CAIT), {"relative_position": True}, "relative_position, rope: "),
     (CaiT, {"arch": {**CAIT, "rope": "dinov3"}}, "relative_position, rope: "),
     (partial(CaiT, CAIT), {"output_cls_token": True}, r"out_indices \(0, 1, 2\), expected \(2,\)"),

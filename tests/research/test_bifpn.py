@@ -55,7 +55,3 @@ def test_maps_that_do_not_fit_are_an_error():
     for widths in ((8,), (8, 8), (8, 16, 16)):
         with pytest.raises(ValueError, match="in_channels"):
             neck([torch.zeros(1, width, 4, 4) for width in widths])
-    with pytest.raises(ValueError, match="out_channels"):
-        BiFPN([8, 16], out_channels=48)
-    with pytest.raises(ValueError, match="num_outs"):
-        BiFPN([8, 16], out_channels=32, num_outs=1)

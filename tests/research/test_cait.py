@@ -32,17 +32,9 @@ def test_talking_heads_are_the_definition(window):
     attention = randomise(TalkingHeads(BlockSpec(CaiTArch(heads * d, 1, heads), window))).double()
     x = torch.randn(6, heads * d, dtype=torch.float64)
     q, k, v = linear(attention.qkv, x).view(6, 3, heads, d).unbind(1)
-    want = torch.zeros(6, heads, d, dtype=torch.float64)
-    for i in range(6):
-        logits = torch.stack(
-            [
-                linear(attention.proj_l, torch.stack([q[i, h] @ k[j, h] / math.sqrt(d) for h in range(heads)]))
-                for j in range(6)
-            ]
-        )  # [keys, heads]
-        weights = torch.stack([linear(attention.proj_w, pair) for pair in logits.softmax(0)])
-        for h in range(heads):
-            want[i, h] = sum(weights[j, h] * v[j, h] for j in range(6))
+    logits = linear(attention.proj_l, torch.einsum("ihd,jhd->ijh", q, k) / math.sqrt(d))
+    weights = linear(attention.proj_w, logits.softmax(1))  # [queries, keys, heads]
+    want = torch.einsum("ijh,jhd->ihd", weights, v)
     windows = window_layout(x.view(1, *size, -1), window) if window else None
     torch.testing.assert_close(attention(x[None], size, windows)[0], linear(attention.proj, want.flatten(1)))
 
@@ -55,10 +47,8 @@ def test_class_attention_is_the_definition():
     x = torch.randn(1 + n, heads * d, dtype=torch.float64)
     y = by_hand(block.norm1, x)
     q, k, v = (linear(getattr(block.attn, name), y).view(1 + n, heads, d) for name in "qkv")
-    out = torch.zeros(heads, d, dtype=torch.float64)
-    for h in range(heads):
-        share = torch.stack([q[0, h] @ k[j, h] / math.sqrt(d) for j in range(1 + n)]).softmax(0)
-        out[h] = sum(s * v[j, h] for j, s in enumerate(share))
+    share = (torch.einsum("hd,jhd->jh", q[0], k) / math.sqrt(d)).softmax(0)  # [keys, heads]
+    out = torch.einsum("jh,jhd->hd", share, v)
     token = x[0] + block.gamma_1 * linear(block.attn.proj, out.flatten())
     token = token + block.gamma_2 * mlp_by_hand(block.mlp, by_hand(block.norm2, token))
     torch.testing.assert_close(block(x[None])[0, 0], token)

@@ -19,7 +19,7 @@ def randomised(dim, heads, std):
 
 @torch.no_grad()
 def test_attention_is_the_definition():
-    """Query by query: shares of keys are products of positive features, exp(w x - x^2 / 2), of both."""
+    """Shares of keys are products of positive features, exp(w x - x^2 / 2), of both."""
     heads, d, (h, w) = 2, 4, (2, 3)
     layer = randomised(heads * d, heads, 0.3).double()
     assert layer.features.shape == (int(4 * math.log(4)), 4)
@@ -34,13 +34,10 @@ def test_attention_is_the_definition():
             def exponents(y):
                 return (y / d**0.25) @ layer.features.T - (y / d**0.25).square().sum(-1, keepdim=True) / 2
 
-            of_q, of_k = exponents(q), exponents(k)
-            for i in range(h * w):
-                shares = []
-                for j in range(h * w):
-                    of_pair = zip((of_q[i] - of_q[i].max()).exp() + EPSILON, (of_k[j] - of_k.max()).exp() + EPSILON)
-                    shares.append(sum(a * b for a, b in of_pair))
-                out[i, head] = sum(s * value for s, value in zip(shares, v)) / sum(shares)
+            of_q = (exponents(q) - exponents(q).amax(1, keepdim=True)).exp() + EPSILON
+            of_k = (exponents(k) - exponents(k).max()).exp() + EPSILON
+            shares = of_q @ of_k.T  # [queries, keys]
+            out[:, head] = shares @ v / shares.sum(1, keepdim=True)
         torch.testing.assert_close(mapped, out.flatten(1) @ layer.proj.weight.T + layer.proj.bias)
 
 

@@ -1,3 +1,4 @@
+import itertools
 from functools import partial
 
 import pytest
@@ -35,22 +36,15 @@ def layer_of(window, shift, dim=6, heads=2):
 
 def by_hand(layer, x, window, shift):
     """Token by token: zeros to the left and top move the grid of windows by the shift; a missing token is zero."""
-    (h, w), (wh, ww), heads = x.shape[1:3], window, layer.weight.shape[0]
+    (wh, ww), channels = window, x.shape[3] // layer.weight.shape[0]  # of a head
     top, left = (side - by if by else 0 for side, by in zip(window, shift))
-    out = torch.zeros_like(x)
-    for b in range(x.shape[0]):
-        for y in range(h):
-            for z in range(w):
-                row, column = (y + top) % wh, (z + left) % ww  # place in the window
-                for c in range(x.shape[3]):
-                    head = c // (x.shape[3] // heads)
-                    total = layer.bias[head, row, column].clone()
-                    for i in range(wh):
-                        for j in range(ww):
-                            yy, zz = y - row + i, z - column + j
-                            if 0 <= yy < h and 0 <= zz < w:
-                                total += layer.weight[head, row, column, i, j] * x[b, yy, zz, c]
-                    out[b, y, z, c] = total
+    padded, out = F.pad(x, (0, 0, left, ww, top, wh)), torch.zeros_like(x)
+    for y, z in itertools.product(*map(range, x.shape[1:3])):
+        row, column = (y + top) % wh, (z + left) % ww  # place in the window
+        tokens = padded[:, y + top - row :, z + left - column :][:, :wh, :ww]  # [B, M, M, C]
+        of_place = (part[:, row, column].repeat_interleave(channels, 0) for part in (layer.weight, layer.bias))
+        weight, bias = of_place  # [C, M, M], [C]
+        out[:, y, z] = torch.einsum("bijc,cij->bc", tokens, weight) + bias
     return out
 
 
