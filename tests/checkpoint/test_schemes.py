@@ -134,20 +134,15 @@ def without_keys(model):
 def state_of(peer, family, scheme):
     prefix = "backbone." if scheme in ("mmdet", "mmpretrain") else ""
     state = {prefix + key: value for key, value in peer.state_dict().items()}
-    if family == "vit" and scheme == "mmpretrain":
-        heads = ("head", "head_dist") if "backbone.dist_token" in state else ("head",)
-        shapes = {
-            f"head.layers.{head}.{name}": s for head in heads for name, s in (("weight", (10, 8)), ("bias", (10,)))
-        }
-        return state | {name: torch.randn(shape) for name, shape in shapes.items()}
-    if family in ("mixer", "resnet") and scheme == "mmpretrain":
-        return state | {"head.fc.weight": torch.randn(10, 8), "head.fc.bias": torch.randn(10)}
-    if scheme == "mmpretrain":  # a classifier: its norm is the last output norm, its head is outside the backbone
-        state = {key: value for key, value in state.items() if not key.startswith(("backbone.norm0", "backbone.norm1"))}
-        state = {key: value for key, value in state.items() if not key.startswith("backbone.norm2")}
-        dims = state["backbone.norm3.weight"].numel()
-        state |= {"head.fc.weight": torch.randn(10, dims), "head.fc.bias": torch.randn(10)}
-    return state
+    if scheme != "mmpretrain":
+        return state
+    heads = ["fc"]  # of a classifier, outside the backbone
+    if family == "vit":
+        heads = ["layers.head", *["layers.head_dist"] * ("backbone.dist_token" in state)]
+    if family not in ("vit", "mixer", "resnet"):  # its norm is the last output norm
+        state = {key: value for key, value in state.items() if not re.match(r"backbone\.norm[012]\.", key)}
+    state |= {f"head.{head}.weight": torch.randn(10, 8) for head in heads}
+    return state | {f"head.{head}.bias": torch.randn(10) for head in heads}
 
 
 def errors_at_another_size(make, ours, theirs, peer, state):

@@ -83,6 +83,8 @@ MAX, CONVOLUTIONS = {"pool": "max"}, {"pool_all_queries": False}
 NO_TABLE = {"absolute_position": False, "token_position": False}
 WINDOWS = {"window_size": (2, 3), "global_indices": (3,)}
 NO_KEY = {"qkv_bias": "no_key", "ffn_dims": 40}
+C_RADIO = {"qkv_bias": "no_key", "position_rule": "bilinear_square_corners"}
+DINOV3 = {**NO_TABLE, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5, "rope": "dinov3", "ffn": "swiglu"}
 vit = partial(Row, vitdense.ViT, eps=1e-6)
 mvit = partial(Row, vitdense.MViT, eps=1e-6)
 windowed = partial(Row, vitdense.WindowedViT, eps=1e-6)
@@ -107,19 +109,7 @@ MODELS = {
     # Its first three blocks attend in windows of 2x3 tokens.
     "vit, windows, relative positions": vit(VIT, {**GRID, **WINDOWS, "relative_position": True, "img_size": 96}),
     # Patches of a table of another grid, registers and rotary positions of the map or of windows, which pad.
-    "vit, registers, rotary, SwiGLU": Row(
-        vitdense.ViT,
-        {
-            **VIT,
-            **NO_TABLE,
-            **NO_KEY,
-            "registers": 2,
-            "layer_scale": 0.5,
-            "norm_eps": 1e-5,
-            "rope": "dinov3",
-            "ffn": "swiglu",
-        },
-    ),
+    "vit, registers, rotary, SwiGLU": Row(vitdense.ViT, {**VIT, **NO_KEY, **DINOV3}),
     "vit, registers, antialias, pre-norm": vit(
         {**VIT, "registers": 2, "position_rule": "antialias", "pre_norm": True, "ffn": "mlp_tanh"}, GRID
     ),
@@ -134,10 +124,7 @@ MODELS = {
         {**VIT, **NO_TABLE, "registers": 2, "rope": "dinov3"}, {"num_windows": 3, "global_indices": (0, 3)}, multiple=3
     ),
     "vit, 4x4 windows of the image, no class token": windowed(
-        {
-            **{**VIT, "class_token": False, "layer_scale": 0.1, "qkv_bias": "no_key"},
-            "position_rule": "bilinear_square_corners",
-        },
+        {**VIT, **C_RADIO, "class_token": False, "layer_scale": 0.1},
         {"num_windows": 4, **GRID, "out_norm": "none", "global_indices": (2,)},
         multiple=4,
     ),
@@ -205,14 +192,7 @@ PRECISION = {
     "vit, distilled": Precision(vitdense.ViT, {**DEEP, "distilled": True}, GRID),
     "vit, DeiT III": Precision(vitdense.ViT, {**DEEP, "token_position": False, "layer_scale": 0.5}, GRID),
     "vit, DINOv2 with registers": Precision(vitdense.ViT, {**DEEP, "registers": 2, "layer_scale": 0.5}, GRID),
-    "vit, DINOv3": Precision(
-        vitdense.ViT,
-        {
-            **{**DEEP, **EVA, **NO_TABLE, "registers": 2, "layer_scale": 0.5, "norm_eps": 1e-5},
-            **{"rope": "dinov3", "ffn": "swiglu"},
-        },
-        GRID,
-    ),
+    "vit, DINOv3": Precision(vitdense.ViT, {**DEEP, **EVA, **DINOV3}, GRID),
     "vit, EVA-02": Precision(vitdense.ViT, {**DEEP, **EVA, "rope": "eva02", "ffn": "swiglu_norm"}, GRID),
     # No model of another project has these parts and runs here.
     "vit, ViTDet": Precision(

@@ -46,46 +46,35 @@ def with_random_batch_norms(model):
     return model
 
 
-MIXER = {"embed_dims": 32, "depth": 4}
-RESMLP = {**MIXER, "block": "resmlp", "layer_scale": 0.5}
+MIXER, SCALED = {"embed_dims": 32, "depth": 4}, {**VIT, "layer_scale": 0.5}
 RESNET = {"embed_dims": 16, "depths": (1, 1, 2, 1)}
+WIDE = {"pretrain_img_size": (64, 96)}
+vit, mixer = partial(Row, eps=1e-6), partial(Row, Mixer, eps=1e-6, parts=())
 RESEARCH = {
     "nat": Row(NAT, {**NANO, "mlp_ratio": 3.0}),
     "nat, LayerScale": Row(NAT, {**NANO, "mlp_ratio": 2.0, "layer_scale": 0.5}, {"kernel_size": 3}),
     "swin, positions alone": Row(PositionSwin, NANO, {"window_size": 4}),
     "swin, Performer": Row(PerformerSwin, NANO),
     "swin, sliding": Row(SlidingSwin, NANO),
-    "vit, distilled, parallel, hMLP, LayerScale": Row(
-        ParallelViT,
-        {**VIT, "distilled": True, "layer_scale": 0.5},
-        {"pretrain_img_size": 48, "stem": "hmlp", "parallel": 2},
-        eps=1e-6,
+    "vit, distilled, parallel, hMLP, LayerScale": vit(
+        ParallelViT, {**SCALED, "distilled": True}, {"pretrain_img_size": 48, "stem": "hmlp", "parallel": 2}
     ),
-    "vit, hMLP with LN, constant drop path": Row(
-        StemViT,
-        {**VIT, "token_position": False, "constant_drop_path": True},
-        {"pretrain_img_size": 64, "stem": "hmlp_ln"},
-        eps=1e-6,
+    "vit, hMLP with LN, constant drop path": vit(
+        StemViT, {**VIT, "token_position": False, "constant_drop_path": True}, {**GRID, "stem": "hmlp_ln"}
     ),
-    "vit, 4 parallel branches": Row(
-        ParallelViT, {**VIT, "layer_scale": 0.5}, {"pretrain_img_size": 64, "parallel": 4}, eps=1e-6
-    ),
-    "vit, 2-D positions": Row(PositionViT, VIT, {"pretrain_img_size": 64, "position": "2d"}, eps=1e-6),
-    "vit, ResNet as stem": Row(HybridViT, VIT, {"pretrain_img_size": 64, "stem": "r26_s32"}, eps=1e-6),
-    "vit, talking heads and class attention": Row(
-        CaiT, {**VIT, "layer_scale": 0.5, "class_blocks": 1}, {"pretrain_img_size": 64}, eps=1e-6
-    ),
-    "vit, conv stem": Row(StemViT, VIT, {"pretrain_img_size": 64, "stem": "conv"}, eps=1e-6),
+    "vit, 4 parallel branches": vit(ParallelViT, SCALED, {**GRID, "parallel": 4}),
+    "vit, 2-D positions": vit(PositionViT, VIT, {**GRID, "position": "2d"}),
+    "vit, ResNet as stem": vit(HybridViT, VIT, {**GRID, "stem": "r26_s32"}),
+    "vit, talking heads and class attention": vit(CaiT, {**SCALED, "class_blocks": 1}, GRID),
+    "vit, conv stem": vit(StemViT, VIT, {**GRID, "stem": "conv"}),
     # An odd window: the zeros of a shift are one more to the left and top than its half.
     "swin_mixer": Row(SwinMixer, NANO, {"window_size": 7}, parts=("mlp",)),
     "swin_mixer, window 4x6": Row(SwinMixer, NANO, {"window_size": (4, 6)}, parts=("mlp",)),
     # Their grid is 4x6 tokens of 16 pixels, so that 72x104 pixels pad to four windows.
-    "mixer, windows": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96)}, eps=1e-6, parts=()),
-    "mixer, resize": Row(Mixer, MIXER, {"pretrain_img_size": (64, 96), "transfer": "resize"}, eps=1e-6, parts=()),
-    "mixer, ResMLP": Row(Mixer, RESMLP, {"pretrain_img_size": (64, 96)}, eps=1e-6, parts=()),
-    "mixer, gMLP": Row(
-        Mixer, {**MIXER, "block": "gmlp"}, {"pretrain_img_size": (64, 96)}, eps=1e-6, prepare=with_drawn_gates, parts=()
-    ),
+    "mixer, windows": mixer(MIXER, WIDE),
+    "mixer, resize": mixer(MIXER, {**WIDE, "transfer": "resize"}),
+    "mixer, ResMLP": mixer({**MIXER, "block": "resmlp", "layer_scale": 0.5}, WIDE),
+    "mixer, gMLP": mixer({**MIXER, "block": "gmlp"}, WIDE, prepare=with_drawn_gates),
     "resnet": Row(ResNet, RESNET, {"norm_eval": False}, prepare=with_random_batch_norms, parts=()),
     "resnet, non-local": Row(
         NonLocalResNet,
