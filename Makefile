@@ -24,7 +24,7 @@ help:  ## list the targets
 
 setup: $(READY)  ## install the package and its pinned dependencies into .venv
 
-demo: $(READY)  ## train, evaluate and predict on drawn images: under ten minutes on two CPU cores; ARGS=--overwrite starts anew
+demo: $(READY)  ## train, evaluate and predict on drawn images: two to seven minutes on two CPU cores; ARGS=--overwrite starts anew
 	$(BIN)/python -m vitdense demo $(ARGS)
 
 # The longest files first, or one core waits for them at the end.
@@ -35,7 +35,7 @@ MARKED = $$(grep -rl --include='*.py' 'mark\.$(1)\b' tests | sort)
 EXAMPLES ?= 1000
 WHAT ?= quick
 UNMARKED := not slow and not docs and not commands and not pairs
-# Neither a network nor a GPU: six minutes on two cores.
+# Neither a network nor a GPU: three to six minutes on two cores.
 RUN_quick = $(PYTEST) $(WATCHED) -m 'not long and $(UNMARKED)' $(LONGEST) $(OTHERS)
 # The tests of the same kind that take longer, one by one.
 RUN_long = $(PYTEST) $(WATCHED) -m 'long and $(UNMARKED)' $(call MARKED,long)
