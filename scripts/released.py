@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import vitdense
-from vitdense.files import read_text
+from vitdense.files import atomic_write, read_text
 from vitdense.mm.work_folder import CURVES, LAST, LOCK
 
 DRAWN = "dict(num_train=4,num_val=2,image_size=(64,64))"
@@ -34,7 +34,6 @@ COMMON = {
     "default_hooks.logger.interval": 1,
 }
 SWIN = "dict(embed_dims=4,depths=(1,1,1,1),num_heads=(1,1,2,2))"
-DETR = {f"model.bbox_head.{key}": value for key, value in dict(in_channels=16, num_queries=8, ffn_dims=16).items()}
 MODELS = {
     "cascade_swin_nano_shapes": {
         "settings.image_size": 64,
@@ -60,9 +59,8 @@ MODELS = {
         "model.backbone.arch": "dict(embed_dims=16,depth=3,num_heads=2)",
         "model.backbone.out_indices": "(0,1,2)",
         "model.neck": "dict(in_channels=[16,16,16],out_channels=16,num_blocks=1)",
-        "model.bbox_head.num_heads": "(2,2)",
+        "model.bbox_head": "dict(in_channels=16,num_queries=8,ffn_dims=16,num_heads=(2,2))",
         "model.test_cfg.max_per_img": 8,
-        **DETR,
     },
     "eomt_nano_shapes": {
         "model.backbone.arch": "dict(embed_dims=16,depth=3,num_heads=2,patch_size=8)",
@@ -73,7 +71,11 @@ MODELS = {
 
 def main() -> None:
     out = Path(sys.argv[1]).absolute()
-    with tempfile.TemporaryDirectory() as folder, tarfile.open(out, "w:xz") as archive:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        atomic_write(out) as scratch,
+        tarfile.open(scratch, "w:xz") as archive,
+    ):
         os.chdir(folder)
         for name, options in MODELS.items():
             archive.add(write(name, {**COMMON, **options}))
@@ -95,8 +97,8 @@ def write(name: str, options: dict) -> Path:
     run("export", name, "--to", "onnx", "--out", f"{name}/program.onnx", "--unchecked")
     found = vitdense.load(name, score_thr=0.0)("data/shapes/val/000001.jpg")
     fields = ("boxes", "scores", "labels", "semantic", "panoptic")
-    given = {key: value for key in fields if (value := getattr(found, key)) is not None}
-    np.savez_compressed(work / "found.npz", **given)
+    predicted = {key: value for key in fields if (value := getattr(found, key)) is not None}
+    np.savez_compressed(work / "found.npz", **predicted)
     for path in work.iterdir():  # logs have paths of this machine
         if path.is_dir():
             shutil.rmtree(path)
