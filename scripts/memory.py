@@ -8,7 +8,7 @@ from torch import nn
 
 import vitdense  # noqa: F401  first: it makes mmcv importable without a compiler
 from cost import count_pass
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import drop_weights
 from vitdense.models.base import Backbone

@@ -17,7 +17,7 @@ from cost import CostCounter
 from vitdense.families import MODELS, Model, backbone_class
 from vitdense.files import atomic_write, read_text
 from vitdense.flops import count, macs, num_params
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import INDEX
 

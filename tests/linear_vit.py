@@ -2,7 +2,7 @@
 
 import torch
 
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 

@@ -4,7 +4,7 @@ import torch
 from mmdet.structures import DetDataSample
 from torchvision.ops import box_iou
 
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector, predict

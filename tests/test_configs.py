@@ -18,10 +18,9 @@ from mmengine.registry import DATASETS, PARAM_SCHEDULERS, init_default_scope
 from vitdense.families import MODELS
 from vitdense.flops import count
 from vitdense.layers.blocks import LayerNorm2d
-from vitdense.mm.config.build import build_model
-from vitdense.mm.config.classes import class_counts
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.query import nodes
+from vitdense.mm.config.query import class_counts, nodes
 
 pytestmark = pytest.mark.long
 # Those without a head, for pretraining, are in tests/pretraining.

@@ -4,7 +4,7 @@ from conftest import LARGER, needs_research
 from torch import nn
 
 from vitdense.flops import Row, count, macs, table
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 
 

@@ -162,7 +162,7 @@ def test_without_research_the_rest_works(tmp_path):
     shutil.copytree(REPO / "vitdense", tmp_path / "vitdense", ignore=shutil.ignore_patterns("research", "__pycache__"))
     code = f"""
 import vitdense, vitdense.registry
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 assert vitdense.__file__.startswith({str(tmp_path)!r})
 assert "SwinMixer" not in vitdense.__all__ and "mixer_base_16" not in vitdense.list_models()

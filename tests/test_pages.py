@@ -30,7 +30,7 @@ from torch.distributed.run import parse_args as torchrun_arguments
 import vitdense
 from vitdense.families import find_model
 from vitdense.mm import precision
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.query import nodes
 from vitdense.mm.data.shapes import CLASSES as SHAPES

@@ -36,7 +36,7 @@ def main() -> None:
     import torch
 
     from vitdense.flops import count, table
-    from vitdense.mm.config.build import build_model
+    from vitdense.mm.config.base import build_model
     from vitdense.mm.config.load import config_of
     from vitdense.mm.console import exit_on_user_error
 

@@ -12,9 +12,10 @@ from torch import nn
 from vitdense import ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import LoadReport, fit_whole, load_pretrained
+from vitdense.checkpoint.fit import LoadReport
+from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.rename import rename, reverse
-from vitdense.checkpoint.whole_models import DETECTOR
+from vitdense.checkpoint.whole_models import DETECTOR, fit_whole
 from vitdense.errors import OptionError
 from vitdense.models.vit.sizes import VIT
 from vitdense.necks import DeconvPyramid

@@ -11,7 +11,8 @@ from vitdense import MViT, Swin, SwinV2, ViT
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fit import match_exactly
-from vitdense.checkpoint.load import fit_whole, load_pretrained
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.errors import OptionError
 from vitdense.layers.resize import resize_bias_table, resize_relative_position
 

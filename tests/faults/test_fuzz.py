@@ -19,6 +19,7 @@ from vitdense import ConvNeXt
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import OptionError
 from vitdense.mm.checks import findings
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.coco import examine, forget, read
 from vitdense.mm.data.faults import Fault
@@ -136,4 +137,4 @@ def test_odd_options_are_refused_or_checked(keys, data):
         cfg = load_config("cascade_swin_nano_shapes", options)
     except OptionError:
         return
-    assert all(isinstance(found, Fault) for found in findings(cfg, ("train", "val")))
+    assert all(isinstance(found, Fault) for found in findings(cfg, ("train", "val"), data_sets(cfg, ("train", "val"))))

@@ -12,7 +12,7 @@ from PIL import Image, features
 
 from vitdense.errors import OptionError
 from vitdense.mm.cli.predict import PredictionError, predict
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.precision import Inference

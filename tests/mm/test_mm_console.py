@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitdense import Swin
 from vitdense.mm.cli.predict import PredictionError, predict
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
 from vitdense.mm.data.shapes import CLASSES, PALETTE

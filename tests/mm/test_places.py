@@ -16,7 +16,7 @@ from mmengine.registry import HOOKS, MODELS
 from mmengine.structures import InstanceData
 from torch import Tensor, nn
 
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model import use_rle
 from vitdense.mm.config.query import nodes

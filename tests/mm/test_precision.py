@@ -11,7 +11,7 @@ import vitdense
 from vitdense.errors import OptionError
 from vitdense.layers.onednn import OneDnnLinear
 from vitdense.mm import precision
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference

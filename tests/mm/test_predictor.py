@@ -16,7 +16,7 @@ from PIL import Image, ImageFile
 
 import vitdense
 from vitdense.mm import precision
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError

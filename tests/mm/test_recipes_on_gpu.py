@@ -10,7 +10,7 @@ from mmengine.runner import Runner
 
 import vitdense
 from vitdense.__main__ import main
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

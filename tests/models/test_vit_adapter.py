@@ -17,7 +17,8 @@ from torch import nn
 
 from vitdense import ViT, ViTAdapter
 from vitdense.checkpoint.convert import convert
-from vitdense.checkpoint.load import fit_whole, load_pretrained
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.flops import num_params
 
 NO_TOKENS = TRUNK | {"class_token": False}
@@ -333,7 +334,7 @@ def test_published_totals(config, size, params_m):
     """Published: 36, 58, 134, 364 M with UPerNet; 86, 158 M with Cascade Mask R-CNN."""
     pytest.importorskip("mmdet")
     pytest.importorskip("mmseg")
-    from vitdense.mm.config.build import build_model
+    from vitdense.mm.config.base import build_model
     from vitdense.mm.config.load import load_config
 
     cfg = load_config(config)

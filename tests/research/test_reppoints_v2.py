@@ -13,9 +13,9 @@ from torch import nn
 from torchvision.ops import DeformConv2d
 
 from vitdense.checkpoint.convert import convert
-from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.flops import num_params
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.research.reppoints_v2 import head as reppoints_v2
 from vitdense.research.reppoints_v2.head import RepPointsV2Head, semantic_focal_loss

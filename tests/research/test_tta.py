@@ -8,7 +8,7 @@ from conftest import REPO
 from mmengine.config import ConfigDict
 from random_detector import HEIGHT, WIDTH, build, image, random_detector, view
 
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.research.htcpp.tta import InstanceTTAModel
 

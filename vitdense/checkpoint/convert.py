@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from vitdense.checkpoint.detect import LISTED, Match, detect, is_finite, unwrap
+from vitdense.checkpoint.detect import LISTED, Match, detect, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.fit import is_finite
 from vitdense.checkpoint.read import parts_in_timm
 from vitdense.checkpoint.rename import Scheme, find_rule, reverse
 from vitdense.checkpoint.schemes import CLASSIFIER, LORA, NAMING, OUTPUT_NORMS, PERIODS, PRETRAINING, REBUILT, TOKENS

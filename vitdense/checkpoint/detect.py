@@ -1,6 +1,5 @@
 """Detect the family and the naming scheme of a checkpoint from its keys."""
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -108,14 +107,6 @@ def unwrap(checkpoint: Mapping, entry: str | None = None) -> dict[str, Tensor]:
             f"save the state_dict() of one model"
         )
     return state
-
-
-def is_finite(x: Tensor) -> bool:
-    """Whether a tensor has neither NaN nor infinity."""
-    if not x.is_floating_point() or x.numel() == 0:
-        return True
-    low, high = x.aminmax()  # one pass, nothing allocated
-    return math.isfinite(low.item() + high.item())
 
 
 def readings(

@@ -1,13 +1,16 @@
-"""Fit tensors of a checkpoint to a model: resize, change the channels of the stem, compare, report mismatches."""
+"""Fit tensors of a checkpoint to a model: resize, change the channels of the stem, compare, report."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitdense.checkpoint.detect import is_finite
+from vitdense.checkpoint.detect import Match
 from vitdense.checkpoint.errors import CheckpointMismatchError
+from vitdense.checkpoint.schemes import CLASSIFIER, NAMING, REBUILT, TOKENS
 from vitdense.errors import OptionError
 from vitdense.families import is_whole as is_whole_number
 from vitdense.layers.resize import resize_bias_table, resize_grid, resize_patch, resize_relative_position
@@ -129,3 +132,131 @@ def fresh_pattern(keys: Collection[str], others: Collection[str]) -> str | None:
         if len(pattern) <= LONGEST and all(map(fits, keys)) and not any(map(fits, others)):
             return pattern
     return None
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether a tensor has neither NaN nor infinity."""
+    if not x.is_floating_point() or x.numel() == 0:
+        return True
+    low, high = x.aminmax()  # one pass, nothing allocated
+    return math.isfinite(low.item() + high.item())
+
+
+@dataclass
+class LoadReport:
+    """What happened to every tensor.
+
+    Attributes:
+        source: File or address.
+        scheme: Naming scheme of the backbone in it.
+        loaded: Names of the model's tensors that were loaded.
+        resized: Name of a resized tensor -> old and new shape.
+        ignored: Tensors of the checkpoint that were ignored (allow-listed), by our names.
+        kept_at_init: Tensors of the model that are not in the checkpoint and may be missing.
+        share: Elements loaded / elements of the model's state dict.
+        channels: How the stem was changed for images with other channels; empty if it was not.
+        others: Other entries of the file with weights, which were not loaded, such as an average in ``model_ema``.
+        classes: Which outputs have which classes, if the file has its own numbers; else empty.
+        queries: How queries were repeated or left out, if the model has another number of them; else empty.
+        classifier: With `keep_classifier`, the ignored tensors of the classifier, by our names such as ``head.weight``.
+    """
+
+    source: str
+    scheme: str
+    loaded: list[str] = field(default_factory=list)
+    resized: dict[str, tuple[tuple, tuple]] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    kept_at_init: list[str] = field(default_factory=list)
+    share: float = 0.0
+    channels: str = ""
+    others: str = ""
+    classes: str = ""
+    queries: str = ""
+    classifier: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    def count(self, targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+        """Fill in which of the model's tensors are loaded."""
+        self.loaded = [key for key in targets if key in state]
+        self.kept_at_init = [key for key in targets if key not in state]
+        self.share = sum(targets[key].numel() for key in self.loaded) / sum(x.numel() for x in targets.values())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} ({self.scheme} names): {len(self.loaded)} tensors loaded ({len(self.resized)} resized), "
+            f"{len(self.ignored)} ignored, {len(self.kept_at_init)} kept at initialisation; "
+            f"{100 * self.share:.2f} % of the parameters loaded"
+            + "".join(f"; {what}" for what in (self.channels, self.others, self.classes, self.queries) if what)
+        )
+
+    def details(self) -> str:
+        """The line and, below it, what happened to every tensor."""
+        resized = [f"{key}: {list(old)} -> {list(new)}" for key, (old, new) in self.resized.items()]
+        kept = self.kept_at_init
+        lists = {"resized": resized, "ignored": self.ignored, "kept at initialisation": kept, "loaded": self.loaded}
+        return "\n".join([str(self), *(f"  {what} {line}" for what, lines in lists.items() for line in lines)])
+
+
+def transfer(
+    match: Match, model: nn.Module, report: LoadReport, resize: str = "bicubic", is_whole: bool = False
+) -> dict[str, Tensor]:
+    """The backbone with our names, at the resolution of the model, without `_ignored` keys."""
+    renamed, targets = match.ours, model.state_dict()
+    if check := NAMING[match.family].check:
+        check(model, renamed)
+    ignored = re.compile("|".join(_ignored(match.family, renamed, targets, is_whole)))
+    fit_own, is_own = NAMING[match.family].fit, match.scheme.name == "vitdense"
+    state = {}
+    for key, value in renamed.items():
+        if key in targets:
+            fitted, said = fit_own(key, value, model, is_own, resize) if fit_own else (value, "")
+            report.queries = report.queries or said
+            state[key] = fit(key, fitted, targets[key], resize)
+            if state[key].shape != value.shape:
+                if key == "absolute_pos_embed.table" and resize == "bicubic":
+                    _refuse_other_positions(model, value)
+                report.resized[key] = tuple(value.shape), tuple(state[key].shape)
+        elif ignored.fullmatch(key):
+            report.ignored.append(key)
+            if re.fullmatch(CLASSIFIER, key):
+                report.classifier[key] = value
+        else:
+            state[key] = value
+    return state
+
+
+def _ignored(
+    family: str, renamed: Mapping[str, Tensor], targets: Mapping[str, Tensor], is_whole: bool
+) -> tuple[str, ...]:
+    """Regular expressions of keys that may be ignored; in a whole model (`is_whole`) only buffers.
+
+    A backbone without tokens may start from one with tokens; one with tokens needs the same tokens in the file.
+    """
+    has_tokens = any(re.fullmatch(TOKENS, key) for key in targets)
+    if not is_whole:
+        return NAMING[family].ignored if has_tokens else (*NAMING[family].ignored, TOKENS)
+    # detectron2's ViTDet and ViT-Adapter keep the position of a class token, although they have none.
+    is_unused = not has_tokens and "tokens.cls_token" not in renamed
+    return (REBUILT, r"(trunk\.)?tokens\.cls_position") if is_unused else (REBUILT,)
+
+
+def _refuse_other_positions(model: nn.Module, table: Tensor) -> None:
+    """Refuse positions of another size for a model with a `position_rule`, such as DINOv2.
+
+    It resizes them in every pass from the size of pretraining, so loading must not resize them.
+    """
+    if (rule := getattr(model.arch, "position_rule", "bicubic")) != "bicubic":
+        size = tuple(side * model.arch.patch_size for side in table.shape[1:3])
+        raise CheckpointMismatchError(
+            f"the checkpoint has positions for images of {size[0]}x{size[1]} pixels, and by position_rule={rule!r} the "
+            f"model resizes them itself, in every pass: set pretrain_img_size={size}"
+        )
+
+
+def stem_weight(model: nn.Module) -> str:
+    stem = next(part for module in model.stem_modules() for part in module.modules() if isinstance(part, nn.Conv2d))
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is stem)
+
+
+def spread(state: dict, stem: str, channels: str | Sequence[int], number: int, report: LoadReport) -> None:
+    report.channels = f"{stem}: {state[stem].shape[1]} -> {number} input channels by channels={channels!r}"
+    state[stem] = with_channels(state[stem], channels, number)

@@ -1,13 +1,19 @@
-"""Names in files of whole models of other projects: EoMT, PMT, RF-DETR and LW-DETR, and detectron2's ViTDet."""
+"""Whole detectors and segmentors, also of EoMT, PMT, RF-DETR and LW-DETR, and detectron2's ViTDet."""
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.rename import Rule
+from vitdense.checkpoint.detect import Match, detect, unwrap
+from vitdense.checkpoint.errors import CheckpointMismatchError, naming_option
+from vitdense.checkpoint.fit import LoadReport, fresh_pattern, match_exactly, spread, stem_weight, transfer
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.rename import Rule, rename
+from vitdense.checkpoint.schemes import PERIODS
+from vitdense.errors import OptionError
 
 ACTIVE = r"_\w+_active_mask"  # in an RF-DETR: which outputs have more than a box
 Table = Mapping[str, str | None]  # regular expression of keys -> part of the model; None: not needed
@@ -42,6 +48,7 @@ _RFDETR_TRANSFORMERS: Table = {
 # Parameters of RF-DETR with a row for every output.
 CLASSES = r"(transformer\.enc_out_)?class_embed(\.\d+)?\.(weight|bias)"
 COCO = ("person", "toothbrush", 80, 91)  # of COCO's ids: first and last name, number of names and of outputs
+NEAR_ZERO = 0.1  # largest mean of a norm's weights in a file of differences
 DIFFERENCES = "eomt_dinov3"  # scheme of trunks that EoMT's authors publish as differences to DINOv3
 
 
@@ -144,3 +151,131 @@ DETECTOR = (
     Rule(f"{_MASKS}.deconv.*", "roi_head.mask_head.upsample.*"),
     Rule(f"{_MASKS}.predictor.*", "roi_head.mask_head.conv_logits.*"),
 )
+
+
+def fit_whole(
+    model: nn.Module,
+    checkpoint: Mapping,
+    fresh: Sequence[str] = (),
+    source: str = "state dict",
+    base: str | Path | None = None,
+    channels: str | Sequence[int] | None = None,
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """The tensors of a checkpoint that fill a whole detector or segmentor.
+
+    Backbones of this project, and heads of EoMT, PMT and RF-DETR, may have any known naming scheme. Other parts must
+    have the names of the model, as in checkpoints of mmdet and mmseg; or detectron2's names, in a detector with a
+    simple feature pyramid.
+
+    Args:
+        model: The detector or segmentor. With a `base`, its trunk is changed.
+        source: Origin of the checkpoint, for the report.
+        base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk
+            (PMT), or with differences to these weights, which are added (EoMT on DINOv3, as published).
+        channels: As of `load_pretrained`, for a backbone with other image channels than the file's.
+
+    Raises:
+        CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
+    """
+    state = unwrap(checkpoint)
+    if any(key.startswith("backbone.simfp_") for key in state):
+        state = rename(state, DETECTOR)
+    targets = model.state_dict()
+    report = LoadReport(source, "own")
+    backbones = ["backbone."]
+    is_foreign = is_whole_model(state)
+    if is_foreign:
+        state, report.classes = with_named_outputs(state, trained_classes(checkpoint))
+        state = split_parts(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
+    matches = {}  # start of the keys -> the module, and what the file has for it
+    for name, module in model.named_modules():
+        start = f"{name}." if name else ""
+        is_inner = start.startswith(tuple(backbones[1:]))  # the trunk of a ViT-Adapter
+        if not hasattr(module, "family") or is_inner or not any(key.startswith(start) for key in state):
+            continue
+        if hasattr(module, "stem_modules"):
+            backbones.append(start)
+        matches[start] = module, detect(state, (module.family,), prefix=start)
+    _, trunk = matches.get("backbone.", (None, None))
+    if base is not None or (is_foreign and (trunk is None or _are_differences(trunk, source))):
+        state = _with_base(model.backbone, state, trunk, base, source, report)
+        matches.pop("backbone.", None)  # the trunk has our names now
+    for start, (module, match) in matches.items():
+        report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
+        part = LoadReport(source, report.scheme)
+        ours = transfer(match, module, part, is_whole=True)
+        stem = stem_weight(module) if channels is not None and hasattr(module, "stem_modules") else ""
+        if stem in ours and ours[stem].shape[1] != module.in_channels:
+            spread(ours, stem, channels, module.in_channels, report)
+        state = {key: value for key, value in state.items() if not key.startswith(start)}
+        state |= {start + key: value for key, value in ours.items()}
+        report.resized |= {start + key: shapes for key, shapes in part.resized.items()}
+        report.ignored += [start + key for key in part.ignored]
+        report.queries = report.queries or part.queries
+
+    def advise(refused: set[str], excused: set[str]) -> str:
+        if any(key.startswith(tuple(backbones)) for key in refused):
+            return f"The backbone of {source} has another arch or other options: give the config it was trained with. "
+        pattern = fresh_pattern(refused | excused, (targets.keys() | state.keys()) - refused - excused)
+        if pattern is None:
+            return f"Give the config that {source} was trained with. "
+        return (
+            f"To train these parts anew, for other classes: vitdense train --fresh '{pattern}' (in a config: "
+            f"default_hooks=dict(exact_load=dict(fresh=[r'{pattern}']))). Otherwise, give the config that {source} was "
+            f"trained with. "
+        )
+
+    for pattern in fresh:
+        if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
+            raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
+    formulas = {key: x for key, x in targets.items() if is_foreign and re.fullmatch(rf".+\.{PERIODS}", key)}
+    state = match_exactly(targets, formulas | state, fresh, advise)  # foreign files lack the formulas
+    report.count(targets, state)
+    return state, report
+
+
+def _with_base(
+    trunk: nn.Module,
+    state: dict[str, Tensor],
+    match: Match | None,
+    base: str | Path | None,
+    source: str,
+    report: LoadReport,
+) -> dict[str, Tensor]:
+    """A mask transformer's state dict with a whole trunk by our names: `base`, plus differences if `match` has them."""
+    if match is not None and not _are_differences(match, source):
+        raise CheckpointMismatchError(f"base: got {base}, but {source} has the whole trunk; leave it out")
+    if base is None:
+        has = "no trunk" if match is None else "differences to the weights of the trunk"
+        raise CheckpointMismatchError(
+            f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "
+            f"config default_hooks=dict(exact_load=dict(base=...))"
+        )
+    with naming_option("default_hooks.exact_load.base"):
+        of_base = load_pretrained(trunk, base)
+    values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
+    differences = {} if match is None else transfer(match, trunk, LoadReport(source, match.scheme.name), is_whole=True)
+    for key, value in differences.items():
+        values[f"backbone.{key}"] = values[f"backbone.{key}"] + value
+    report.scheme = f"{match.scheme.name if match else 'the head alone'}, with the trunk of {of_base.source}"
+    return values | {key: value for key, value in state.items() if not key.startswith("backbone.")}
+
+
+def _are_differences(trunk: Match, source: str) -> bool:
+    """Whether a trunk with the names of EoMT's authors has differences to the weights of DINOv3.
+
+    Published files have differences, checkpoints of a training have weights. In norms, weights are near 1 and
+    differences near 0; other values are refused.
+    """
+    if trunk.scheme.name != DIFFERENCES:
+        return False
+    sizes = sorted(x.float().abs().mean().item() for key, x in trunk.ours.items() if re.search(r"norm\d*\.weight", key))
+    if sizes and sizes[-1] < NEAR_ZERO:
+        return True
+    if not sizes or sizes[0] < NEAR_ZERO or not 0.5 < sizes[len(sizes) // 2] < 2:
+        found = f"from {sizes[0]:.3g} to {sizes[-1]:.3g}" if sizes else "missing"
+        raise CheckpointMismatchError(
+            f"{source}: the trunk's norms are {found}, expected near 1, of weights, or near 0, of differences to those "
+            f"of DINOv3; give the file as its training or its authors saved it"
+        )
+    return False

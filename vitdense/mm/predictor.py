@@ -14,32 +14,20 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
-from mmengine.registry import DATASETS, MODELS
+from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fill import fill
-from vitdense.checkpoint.load import fit_whole
-from vitdense.checkpoint.whole_models import trained_classes
+from vitdense.checkpoint.whole_models import fit_whole, trained_classes
 from vitdense.mm.checkpoints import read_checkpoint
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.build import build_model
-from vitdense.mm.config.classes import class_counts, lacks_classes
+from vitdense.mm.config import query
+from vitdense.mm.config.base import Asked, build_model
 from vitdense.mm.config.diff import OF_RESULTS, check_task, log_differences
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model import check_tiles
 from vitdense.mm.config.model_index import find_trained, is_published
 from vitdense.mm.config.passes import PREDICTING, built
-from vitdense.mm.config.query import (
-    class_heads,
-    find_class,
-    hooks,
-    leaf_datasets,
-    loads_labels,
-    split_pipeline,
-    type_name,
-)
 from vitdense.mm.data.classes import meta_of
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
@@ -50,7 +38,6 @@ from vitdense.results.result import Result
 from vitdense.runtime import SCORE, OperatingPoint, least, segments_of
 from vitdense.seams import call
 
-UNSEEN = ("meta_keys", "backend_args")  # options of pipeline steps that change no pixel
 NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 Threshold = float | Sequence[float]  # minimum score of detections, or of each class
 _process = os.getpid()  # the process with OpenMP's threads
@@ -117,8 +104,6 @@ class Predictor:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
-        if inference.tiles is not None:
-            check_tiles(cfg)
         self.model = load_model(cfg, checkpoint, inference.device, classes)
         self.inference = inference
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
@@ -128,13 +113,14 @@ class Predictor:
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
         fits = len(palette) == len(self.names)
         self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
-        self.dataset = next(leaf_datasets(self.model.cfg.test_dataloader.dataset))
-        steps = test_steps(self.model.cfg)
+        self.dataset = next(query.leaf_datasets(self.model.cfg.test_dataloader.dataset))
+        steps = query.test_steps(self.model.cfg)
         self._step = self.model.test_step
         if inference.tiles is not None:
+            query.check_tiles(cfg)
             from vitdense.mm.heads.tiled import TiledDetector  # here, for segmentors do without mmdet
 
-            steps, of_tile = split_pipeline(steps)
+            steps, of_tile = query.split_pipeline(steps)
             self._step = TiledDetector(self.model, inference.tiles, inference.overlap, of_tile).test_step
         self.reader = ImageReader(steps)
         call("load", "after", model=self, checkpoint=checkpoint)
@@ -243,19 +229,6 @@ def check_batches(images: object, batch_size: object) -> None:
         raise ConfigError(f"images: got {type(images).__name__}, expected several images, such as a list of paths")
 
 
-def test_steps(cfg: Config) -> list[dict]:
-    return [step for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline if not loads_labels(step)]
-
-
-def pixel_steps(cfg: Config) -> list[dict]:
-    """The `test_steps` in a form to compare: types without scopes, without `UNSEEN` options."""
-    return [
-        {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
-        for step in test_steps(cfg)
-        if not type_name(step).startswith("Pack")
-    ]
-
-
 class ImageReader:
     """Reads images as a model gets them, by `test_steps`.
 
@@ -264,7 +237,7 @@ class ImageReader:
     """
 
     def __init__(self, steps: Sequence[Mapping]) -> None:
-        first, color_type = type_name(steps[0]), steps[0].get("color_type", "color")
+        first, color_type = query.type_name(steps[0]), steps[0].get("color_type", "color")
         is_known = first in ("LoadImageFromFile", "LoadImage") and "color" in color_type
         self.own_reader = None if is_known else first
         self._reads = {"color_type": color_type, "backend": steps[0].get("imdecode_backend", "cv2")}
@@ -314,7 +287,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
         classes: Class names by output, for a checkpoint without names; empty for an output without a class.
     """
     check_device("device", device)
-    allow_pickle = any(hook.get("allow_pickle", False) for _, hook in hooks(cfg))  # of ExactLoadHook
+    allow_pickle = any(hook.get("allow_pickle", False) for _, hook in query.hooks(cfg))  # of ExactLoadHook
     saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
     check_task(saved, cfg, checkpoint)
     log_differences(saved, cfg, OF_RESULTS)
@@ -324,7 +297,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     cfg = copy.deepcopy(cfg)
     meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
     names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
-    others = class_counts(cfg.model) - {names, things}
+    others = query.class_counts(cfg.model) - {names, things}
     if not is_named and (others or not names):
         raise ConfigError(
             f"{checkpoint} has no class names (meta.dataset_meta), and the test data of the config do not have "
@@ -335,7 +308,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
             f"{checkpoint} was trained on {names} classes, but heads of {cfg.filename} have "
             f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder"
         )
-    model = build_model(_with_empty_backbone(built(cfg, Asked(checkpoint=checkpoint), PREDICTING)))
+    model = build_model(built(cfg, Asked(checkpoint=checkpoint), PREDICTING))
     try:
         state, report = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
@@ -354,20 +327,6 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     return model.to(device).eval()
 
 
-def _with_empty_backbone(cfg: Config) -> Config:
-    """The config with a backbone of ours built on the meta device: initialising a ViT-L takes six seconds."""
-    backbone = cfg.model.get("backbone") or {}
-    kind = find_class(MODELS, backbone.get("type"), cfg) if backbone else None
-    if getattr(kind, "takes_tensors", False):
-
-        def build(**options: Any) -> nn.Module:
-            with torch.device("meta"):
-                return kind(**options)
-
-        cfg.model.backbone = {**backbone, "type": build}
-    return cfg
-
-
 def _names_of(
     saved: Mapping[str, Any], cfg: Config, checkpoint: str, classes: Sequence[str] | None
 ) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
@@ -375,8 +334,8 @@ def _names_of(
     these names were given; see `load_model`."""
     if not cfg.get("test_dataloader"):
         raise ConfigError(f"{cfg.filename}: got no test_dataloader, whose pipeline prepares images")
-    dataset = next(leaf_datasets(cfg.test_dataloader.dataset))
-    kind, own = find_class(DATASETS, dataset.type, cfg), trained_classes(saved)
+    dataset = next(query.leaf_datasets(cfg.test_dataloader.dataset))
+    kind, own = query.find_class(DATASETS, dataset.type, cfg), trained_classes(saved)
     found = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})
     if classes is not None and (found or own):
         named = list(found["classes"]) if found else [own.get(i, "") for i in range(max(own) + 1)]
@@ -392,8 +351,8 @@ def _names_of(
         outputs = ", ".join(f"{i} {name}" for i, name in enumerate(found.get("classes") or ()))
         print_log(f"{checkpoint} has no class names; its outputs are taken for the classes of the config: {outputs}")
         return found, saved, False
-    if classes is not None or own or lacks_classes(cfg):
-        for _, head in class_heads(cfg.model):
+    if classes is not None or own or query.lacks_classes(cfg):
+        for _, head in query.class_heads(cfg.model):
             if "num_classes" in head:
                 head["num_classes"] = len(found["classes"])
     return found, saved, True

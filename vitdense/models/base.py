@@ -15,7 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from vitdense.checkpoint.errors import naming_option
-from vitdense.checkpoint.load import LoadReport, load_pretrained, remap_keys_in_place
+from vitdense.checkpoint.fit import LoadReport
+from vitdense.checkpoint.load import load_pretrained, remap_keys_in_place
 from vitdense.errors import OptionError
 from vitdense.families import OPEN_SOURCE, Model, arguments, is_number, is_whole, row_of
 from vitdense.layers.blocks import LayerNorm

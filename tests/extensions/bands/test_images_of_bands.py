@@ -11,11 +11,11 @@ from commands import succeed
 from PIL import Image
 
 import vitdense
-from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.errors import OptionError
 from vitdense.extensions.bands import files, images, new
 from vitdense.extensions.bands.step import LoadBands
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.images import header_size, picture_of
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import SIZELESS_FORMS, _Answering, export_program, largest_error
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.export.detectors import fix
 from vitdense.mm.export.tasks import Detector, MaskTransformer

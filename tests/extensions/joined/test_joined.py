@@ -20,7 +20,7 @@ from vitdense.extensions.joined.commands import export_joined, predict_joined
 from vitdense.extensions.joined.model import find_models
 from vitdense.mm.cli.export import Wish
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES, draw_image
 from vitdense.mm.errors import ConfigError

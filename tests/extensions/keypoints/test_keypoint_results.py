@@ -14,7 +14,7 @@ from vitdense.errors import OptionError
 from vitdense.extensions.keypoints.data import FiguresDataset
 from vitdense.mm.cli.export import Wish, export
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.precision import Inference
 from vitdense.results import draw

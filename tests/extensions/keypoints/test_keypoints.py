@@ -23,7 +23,7 @@ from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
 from vitdense.extensions.keypoints.metric import KeypointMetric
 from vitdense.extensions.keypoints.steps import Keypoints
 from vitdense.mm.checks.sets import data_sets
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.classes import follow_points
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.predictions import CocoPredictions

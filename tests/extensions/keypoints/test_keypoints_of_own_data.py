@@ -7,11 +7,11 @@ import torch
 from test_rfdetr_keypoints import drawn
 
 from vitdense.__main__ import main
-from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.extensions.keypoints.figures import draw_figures
 from vitdense.mm.checks import dry_step
 from vitdense.mm.checks.config import mixing
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ from mmengine.structures import InstanceData
 from rfdetr_drawn import GOLDEN, assert_same_losses, normal, shapes_of, targets, weights, with_keypoints
 from safetensors.torch import load_file
 
-from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.errors import OptionError
 from vitdense.extensions.keypoints.head import RFDETRKeypointHead
 from vitdense.extensions.keypoints.steps import Keypoints

@@ -15,7 +15,7 @@ from vitdense.extensions.oriented.dota import read_folder, write_results
 from vitdense.extensions.oriented.drawn import SHAPES, draw_turned
 from vitdense.extensions.oriented.labels import corner_faults, quadrilateral, with_corners
 from vitdense.mm.checks import dry_step
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 

@@ -14,7 +14,7 @@ from mmengine.structures import InstanceData
 
 import vitdense
 from vitdense.__main__ import main
-from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.extensions.oriented import boxes as convention
 from vitdense.extensions.oriented.drawn import draw_turned
 from vitdense.extensions.oriented.head import OrientedRFDETRHead, quality, rectangles, rows_of, terms

@@ -18,7 +18,7 @@ from vitdense.extensions.proof import verify
 from vitdense.extensions.proof.make import widened
 from vitdense.extensions.proof.part import computed
 from vitdense.mm.cli.export import Wish, export
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.export.detectors import fix

@@ -12,7 +12,7 @@ import vitdense
 from vitdense.extensions.show import maps as show
 from vitdense.extensions.show.pictures import heat
 from vitdense.extensions.show.sheet import _attention, _marked, contact_sheet, sheet_rows
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 

@@ -14,9 +14,9 @@ from mmengine.config import Config
 from mmengine.structures import PixelData
 from mmseg.structures import SegDataSample
 
-from vitdense.checkpoint.load import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.extensions.swap.changes import channel_changes, model_changes
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.query import nodes
 

@@ -5,7 +5,7 @@ import torch
 from mmengine.config import Config
 
 from vitdense.mm.checks.model import normalisation
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.query import drop_weights
 from vitdense.mm.train.optim import layer_factors

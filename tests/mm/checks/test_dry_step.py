@@ -9,7 +9,8 @@ import torch
 
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.model import frozen
-from vitdense.mm.config.build import build_model
+from vitdense.mm.checks.sets import data_sets
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.run import in_process
 from vitdense.mm.errors import ConfigError
@@ -107,7 +108,8 @@ def test_a_training_is_refused_before_its_first_iteration(tmp_path):
 
 def test_what_cannot_be_built_is_found_before_a_training(tmp_path):
     options = {"optim_wrapper.optimizer": {"_delete_": True, "type": "SGD", "lr": 0.1}}
-    found = [str(one) for one in findings(config(BOXES, tmp_path, **options), ("train",))]
+    cfg = config(BOXES, tmp_path, **options)
+    found = [str(one) for one in findings(cfg, ("train",), data_sets(cfg, ("train",)))]
     assert any(line.startswith("optim_wrapper") and "weight_decay" in line for line in found)
 
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from vitdense.mm.checks import check, findings
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.data import coco
 from vitdense.mm.data.shapes import draw_dataset
@@ -111,7 +112,7 @@ def test_a_drawn_data_set_on_the_disk_is_checked(tmp_path):
     root = draw_dataset(tmp_path / "shapes", num_train=4, num_val=1, image_size=(64, 64))
     file = root / "annotations/instances_train.json"
     cfg = load_config("cascade_swin_nano_shapes", {"data_root": f"{root}/"})
-    assert not any(one.grave for one in findings(cfg, ("train", "val")))
+    assert not any(one.grave for one in findings(cfg, ("train", "val"), data_sets(cfg, ("train", "val"))))
     content = json.loads(file.read_text())
     content["annotations"][0]["image_id"] = 99
     file.write_text(json.dumps(content))

@@ -8,13 +8,15 @@ from vitdense.mm.checks import findings
 from vitdense.mm.checks.config import mixing, types
 from vitdense.mm.checks.model import build
 from vitdense.mm.checks.schedule import monitors, schedule, warm_up
+from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.load import load_config
 
 NO_VALIDATION = {"val_cfg": None, "val_dataloader": None, "val_evaluator": None}
 
 
 def errors(options, name="rfdetr_nano_shapes", splits=("train", "val")):
-    return [str(found) for found in findings(load_config(name, options), splits) if found.grave]
+    cfg = load_config(name, options)
+    return [str(found) for found in findings(cfg, splits, data_sets(cfg, splits)) if found.grave]
 
 
 @pytest.mark.long

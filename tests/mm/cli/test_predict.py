@@ -14,7 +14,7 @@ from vitdense.__main__ import main
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.errors import OptionError
 from vitdense.mm.cli.predict import Detection, Panoptic, Segmentation, list_images, predict, raw_values
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.data.shapes import CLASSES, PALETTE, draw_image
 from vitdense.mm.predictor import ImageReader, Predictor, load_model, read_pixels

@@ -8,7 +8,7 @@ import torch
 import vitdense
 from vitdense.mm import predictor
 from vitdense.mm.config import model_index as published
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_published, list_published

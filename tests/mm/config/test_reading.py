@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vitdense.mm.config.build import build_model, explained, unknown_type
+from vitdense.mm.config.base import build_model, explained, unknown_type
 from vitdense.mm.config.files import find_config, own_modules
 from vitdense.mm.config.load import ConfigError, load_config
 

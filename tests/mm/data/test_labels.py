@@ -18,9 +18,10 @@ from conftest import REPO
 from mmengine.registry import DATASETS, init_default_scope
 
 from vitdense.mm.cli.predict import checked
-from vitdense.mm.config.build import build_model
-from vitdense.mm.config.classes import follow_checkpoint, model_classes
+from vitdense.mm.config.base import build_model
+from vitdense.mm.config.classes import follow_checkpoint
 from vitdense.mm.config.load import load_config
+from vitdense.mm.config.query import model_classes
 from vitdense.mm.data.shapes import draw_dataset
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.heads.tiled import TiledDetector

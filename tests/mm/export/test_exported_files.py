@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitdense import runtime
 from vitdense.mm.cli.export import Wish, export
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.errors import ConfigError

@@ -14,7 +14,7 @@ from random_detector import assert_finds_as_predict
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
 from vitdense.export.select import Found, best, highest, suppress
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.detectors import FixedRoIExtractor, fix

@@ -9,7 +9,7 @@ from mmseg.structures import SegDataSample
 from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program, largest_error
 from vitdense.mm.cli.export import Wish, export
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.export.tasks import MaskTransformer, Segmentor

@@ -13,7 +13,7 @@ from vitdense.export.onnx import save_onnx
 from vitdense.export.program import export_program
 from vitdense.layers.mask_branch import MASK_STRIDE
 from vitdense.mm.cli.export import Wish, export
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.detection import ShapesDataset
 from vitdense.mm.export import FORMATS

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from test_rfdetr import CLASSES, load, samples, shapes_of
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole
-from vitdense.mm.config.build import build_model
+from vitdense.checkpoint.whole_models import fit_whole
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole, load_pretrained
+from vitdense.checkpoint.load import load_pretrained
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
 from vitdense.mm.train.hooks import ExactLoadHook
 from vitdense.models.vit.model import ViT

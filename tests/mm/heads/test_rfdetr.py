@@ -12,8 +12,7 @@ from rfdetr_drawn import GOLDEN, assert_same_losses, normal, same_points, shapes
 from safetensors.torch import load_file
 
 from vitdense.checkpoint.detect import detect
-from vitdense.checkpoint.load import fit_whole
-from vitdense.checkpoint.whole_models import split_parts
+from vitdense.checkpoint.whole_models import fit_whole, split_parts
 
 pytestmark = pytest.mark.long
 

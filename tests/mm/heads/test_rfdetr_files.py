@@ -14,12 +14,11 @@ from test_rfdetr import make, shapes_of
 
 import vitdense
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole
-from vitdense.checkpoint.whole_models import trained_classes
+from vitdense.checkpoint.whole_models import fit_whole, trained_classes
 from vitdense.mm import predictor
 from vitdense.mm.checks import dry_step
 from vitdense.mm.cli.new import main as new
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_published, list_published, trained_of
 from vitdense.mm.errors import ConfigError

@@ -13,8 +13,7 @@ from mmengine.structures import InstanceData
 from pycocotools import mask as rle
 from torch import nn
 
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import Asked, build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.passes import built
 from vitdense.mm.config.query import split_pipeline

@@ -9,8 +9,8 @@ from conftest import REPO
 
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole
-from vitdense.mm.config.build import build_model
+from vitdense.checkpoint.whole_models import fit_whole
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.models.vit.sizes import VIT
 

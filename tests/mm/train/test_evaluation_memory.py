@@ -15,7 +15,7 @@ from mmengine.registry import HOOKS
 from mmengine.structures import InstanceData
 
 from vitdense.mm.config import model
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.shapes import CLASSES
 from vitdense.mm.heads import rle_masks

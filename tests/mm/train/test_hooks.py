@@ -12,8 +12,8 @@ from mmengine.runner import Runner
 from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import fit_whole
-from vitdense.mm.config.build import build_model
+from vitdense.checkpoint.whole_models import fit_whole
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.query import class_heads
 from vitdense.mm.train.hooks import ExactLoadHook, ReproducibleHook

@@ -15,7 +15,7 @@ from pycocotools import mask as rle
 
 import vitdense
 from vitdense.mm.cli.predict import predict
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.files import find_config
 from vitdense.mm.config.load import load_config
 from vitdense.mm.precision import Inference

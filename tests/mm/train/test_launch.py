@@ -13,8 +13,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.mm import processes
 from vitdense.mm.config import run
-from vitdense.mm.config.base import Asked
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import Asked, build_model
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import built
 from vitdense.mm.console import exit_on_user_error

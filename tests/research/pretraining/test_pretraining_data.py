@@ -10,7 +10,7 @@ from mmengine.structures import BaseDataElement
 from PIL import Image
 
 from vitdense import ViT
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.train.launch import train
 from vitdense.research.pretraining.data import ImageFolder, SeededRepeatedSampler, Top1

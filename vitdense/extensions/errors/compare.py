@@ -21,7 +21,7 @@ from vitdense.extensions.errors.report import Tested, page_of
 from vitdense.extensions.page import write_page
 from vitdense.flops import count
 from vitdense.mm.config.asked import Asked
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.model_index import trained_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference

@@ -26,6 +26,7 @@ import vitdense
 from vitdense.extensions.features.map_store import Maps, MapStore, readable, stacked
 from vitdense.mm.checks import dry_step
 from vitdense.mm.data.images import evenly_spaced
+from vitdense.mm.data.transforms import copy_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.guard import unwrapped
 
@@ -176,7 +177,7 @@ def frozen_trunk(model: nn.Module) -> nn.Module:
 
 def first_input(model: nn.Module, loader: DataLoader) -> Tensor:
     """The first image as the trunk gets it, ``[1, 3, H, W]``, after a check of `LOOKED_AT` images."""
-    dataset, sampler = dry_step.copy_of(loader.dataset), loader.batch_sampler.sampler
+    dataset, sampler = copy_of(loader.dataset), loader.batch_sampler.sampler
     chosen = [sampler.seeded(i, 0, 0) for i in evenly_spaced(range(len(dataset)), LOOKED_AT)]
     samples = [dataset[index] for index in chosen]
     if not dataset[chosen[0]]["inputs"].equal(samples[0]["inputs"]):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from vitdense.families import arguments
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.model_index import find_trained
+from vitdense.mm.config.query import pixel_steps
 from vitdense.mm.data.images import Images
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.precision import Inference
-from vitdense.mm.predictor import Predictor, check_batches, pixel_steps
+from vitdense.mm.predictor import Predictor, check_batches
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.models.base import Backbone, tap
 from vitdense.models.vit.model import ViT

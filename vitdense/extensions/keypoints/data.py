@@ -14,7 +14,7 @@ from vitdense.extensions.keypoints.categories import (
     with_points,
 )
 from vitdense.extensions.keypoints.figures import FIGURE, draw_figures
-from vitdense.mm.config.classes import annotation_file
+from vitdense.mm.config.query import annotation_file
 from vitdense.mm.data.detection import CocoDataset, NamedCOCO
 from vitdense.mm.data.shapes import PALETTE, DrawnOnDemand
 from vitdense.mm.errors import ConfigError

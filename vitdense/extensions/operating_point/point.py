@@ -9,8 +9,9 @@ from mmengine.logging import print_log
 
 from vitdense.files import read_text, sha256_of
 from vitdense.mm.checkpoints import REST
+from vitdense.mm.config.query import pixel_steps
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.predictor import Predictor, pixel_steps
+from vitdense.mm.predictor import Predictor
 from vitdense.mm.work_folder import WorkFolder
 from vitdense.runtime import SCORE, OperatingPoint
 

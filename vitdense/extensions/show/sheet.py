@@ -13,9 +13,10 @@ from torch.nn import functional as F
 from vitdense.extensions.show import maps as show
 from vitdense.extensions.show import pictures
 from vitdense.files import atomic_write
+from vitdense.mm.config.query import test_steps
 from vitdense.mm.data.images import read_pixels
 from vitdense.mm.errors import ConfigError
-from vitdense.mm.predictor import ImageReader, load_model, test_steps
+from vitdense.mm.predictor import ImageReader, load_model
 from vitdense.models.vit.model import default_out_indices
 
 HEADS_SHOWN = 6  # per layer

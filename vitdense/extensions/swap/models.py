@@ -8,7 +8,7 @@ from mmengine.structures import BaseDataElement
 
 from vitdense.extensions.swap.changes import model_changes
 from vitdense.files import read_text
-from vitdense.mm.config.build import build_model
+from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.config.print import code
 from vitdense.mm.config.query import as_list, drop_weights

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from vitdense.checkpoint.detect import unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fill import fill
-from vitdense.checkpoint.fit import match_exactly
-from vitdense.checkpoint.load import LoadReport
+from vitdense.checkpoint.fit import LoadReport, match_exactly
 from vitdense.checkpoint.read import read, renamed_by_timm
 from vitdense.errors import OptionError
 from vitdense.extensions.trunks.measure import Facts, measure, parts

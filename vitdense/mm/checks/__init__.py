@@ -21,14 +21,8 @@ CHECKS = (
 )
 
 
-def findings(
-    cfg: Config, splits: Sequence[str], sets: Sequence[DataSet] | None = None, builds: bool = True
-) -> Iterator[Fault]:
-    """The faults that all checks find in these splits, without `builds` all but `model.build`.
-
-    `sets`: the result of `data_sets`, if it exists already.
-    """
-    sets = data_sets(cfg, splits) if sets is None else sets
+def findings(cfg: Config, splits: Sequence[str], sets: Sequence[DataSet], builds: bool = True) -> Iterator[Fault]:
+    """The faults that all checks find in these splits and their `data_sets`, without `builds` all but `model.build`."""
     for one in (one for one in CHECKS if builds or one is not model.build):
         yield from caught(one, cfg, sets if one in OF_DATA else splits)
 

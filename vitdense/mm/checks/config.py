@@ -10,8 +10,7 @@ from mmengine.device import get_device
 from mmengine.registry import HOOKS, METRICS, OPTIMIZERS, TRANSFORMS
 
 from vitdense.families import is_number, is_whole
-from vitdense.mm.config.base import find, flat
-from vitdense.mm.config.build import unknown_type
+from vitdense.mm.config.base import find, flat, unknown_type
 from vitdense.mm.config.options import DATALOADER
 from vitdense.mm.config.query import as_list, find_class, hooks, leaf_datasets, nodes, type_name
 from vitdense.mm.data.faults import Fault

@@ -11,8 +11,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from vitdense.mm.checks.sets import SAME_NAMES, DataSet
-from vitdense.mm.config.classes import annotation_file, effective_classes, model_classes, model_things, numbers_by_file
-from vitdense.mm.config.query import as_list, class_heads, nodes
+from vitdense.mm.config import query
 from vitdense.mm.data.classes import alike, names_faults
 from vitdense.mm.data.coco import overview
 from vitdense.mm.data.faults import Fault, Faults, caught
@@ -41,11 +40,11 @@ def files(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """The classes of the model match the heads, the data sets and their annotation files by name."""
     yield from caught(_classes_of_heads, cfg)
-    model, faults = model_classes(cfg), Faults()
+    model, faults = query.model_classes(cfg), Faults()
     faults.add("classes have names that differ in case alone", *alike(model or ()), grave=False, fix=SAME_NAMES)
     yield from faults
     for one in (one for one in sets if one.kind is not None):
-        own = effective_classes(one.dataset, one.kind)
+        own = query.effective_classes(one.dataset, one.kind)
         if one.file is None:  # else the reader of the file reports it
             yield from (fault.within(f"{one.where}.dataset") for fault in names_faults(own or ()))
         # `follow_classes` gives the model's classes to all data sets that can have them.
@@ -56,7 +55,7 @@ def classes(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
 
 
 def _categories(dataset: dict) -> tuple[str, ...] | None:
-    ann_file = annotation_file(dataset)
+    ann_file = query.annotation_file(dataset)
     with suppress(ConfigError):
         return overview(Path(ann_file)).categories or None if ann_file and Path(ann_file).is_file() else None
 
@@ -64,10 +63,10 @@ def _categories(dataset: dict) -> tuple[str, ...] | None:
 def _classes_of_file(one: DataSet, sets: Sequence[DataSet]) -> Iterator[Fault]:
     """The classes of a data set are categories of its annotation file. A validation, or one of several files, may lack
     some."""
-    names, own = _categories(one.dataset), effective_classes(one.dataset, one.kind)
+    names, own = _categories(one.dataset), query.effective_classes(one.dataset, one.kind)
     if names is None or own is None:
         return
-    if numbers_by_file(one.kind) and own != tuple(name for name in names if name in set(own)):
+    if query.numbers_by_file(one.kind) and own != tuple(name for name in names if name in set(own)):
         what = f"{one.kind.__name__} numbers labels in the order of {one.file}, {join_some(names)}"
         fix = "set type='vitdense.CocoDataset', which reads them by name"
         yield Fault(f"{what}; the model has {join_some(own)}", one.where, fix=fix)
@@ -86,15 +85,15 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
     if (got := (cfg.model.get("rpn_head") or {}).get("num_classes", 1)) != 1:
         what = f"got {got}, expected 1, an object"
         yield Fault(what, "model.rpn_head.num_classes", fix="leave it out of your config")
-    if (own := model_classes(cfg)) is None:
+    if (own := query.model_classes(cfg)) is None:
         return
-    things, follow = model_things(cfg), "leave it out of your config: heads follow the data"
-    for path, head in class_heads(cfg.model):
+    things, follow = query.model_things(cfg), "leave it out of your config: heads follow the data"
+    for path, head in query.class_heads(cfg.model):
         if head.get("num_classes") not in (None, len(own), things):
             what = f"got {head['num_classes']}, expected {len(own)}, the classes of the data"
             yield Fault(what, f"{path}.num_classes", fix=f"set it to {len(own)}, or {follow}")
         number = head.get("num_classes") or len(own)
-        for loss in nodes(head):
+        for loss in query.nodes(head):
             weights = loss.get("class_weight")
             if isinstance(weights, (list, tuple)) and len(weights) not in (number, number + 1):
                 expected = f"one for each of {number} classes, and one more for the background of a softmax"
@@ -102,7 +101,7 @@ def _classes_of_heads(cfg: Config) -> Iterator[Fault]:
                 yield Fault(f"got {len(weights)} weights, expected {expected}", where)
     expected = {"num_things_classes": len(own) if things is None else things}
     expected["num_stuff_classes"] = len(own) - expected["num_things_classes"]
-    for head in nodes(cfg.model):  # heads of Mask2Former
+    for head in query.nodes(cfg.model):  # heads of Mask2Former
         for key, number in expected.items():
             if head.get(key, number) != number:
                 weights = " and the class_weight of its loss_cls" if "class_weight" in head.get("loss_cls", {}) else ""
@@ -171,7 +170,7 @@ def evaluators(cfg: Config, sets: Sequence[DataSet]) -> Iterator[Fault]:
     or metrics are not checked.
     """
     for split in ("val", "test"):
-        found, metrics = [one for one in sets if one.name == split], as_list(cfg.get(f"{split}_evaluator"))
+        found, metrics = [one for one in sets if one.name == split], query.as_list(cfg.get(f"{split}_evaluator"))
         if len(found) != 1 or len(metrics) != 1:
             continue
         named, of_data, kind = metrics[0].get("ann_file"), found[0].file, metrics[0].get("type")

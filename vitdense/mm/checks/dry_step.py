@@ -31,14 +31,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
-from vitdense.mm.checks.sets import data_sets
-from vitdense.mm.config.build import build_model, explained
-from vitdense.mm.config.classes import annotation_file
-from vitdense.mm.config.query import as_list, drop_weights
+from vitdense.mm.config.base import build_model, explained
+from vitdense.mm.config.query import all_datasets, annotation_file, as_list, drop_weights
 from vitdense.mm.config.run import in_process
 from vitdense.mm.config.settings import image_size, set_image_size, shown
 from vitdense.mm.data.faults import Fault
-from vitdense.mm.data.transforms import parts, steps_of
+from vitdense.mm.data.transforms import copy_of, places
 from vitdense.mm.errors import ConfigError
 from vitdense.seams import options_of
 
@@ -74,12 +72,12 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
 
 
 def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> list[Fault]:
-    with _parts({}, "train_dataloader"), explained(cfg):
-        loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     with _parts({}, "model"):
         model = build_model(cfg)
         model.init_weights()
         model = model.to(get_device()).train()
+    with _parts({}, "train_dataloader"), explained(cfg):
+        loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     wrapper, start = build_optim_wrapper(model, cfg.optim_wrapper), time.perf_counter()
     train(model, loaders["train"], wrapper)
     seconds, size = time.perf_counter() - start, cfg.get("settings", {}).get("image_size")
@@ -88,8 +86,8 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
     say(f"images: {number}{of_size}, of a batch of {loaders['train'].batch_size}: {seconds:.2g} s{_peak_memory()}")
     warnings: list[Fault] = []
     for module in (module for module in options_of("check") if hasattr(module, "look")):
-        looked = copy_of(loaders["train"].dataset)
-        with _parts(_steps(looked, "train_dataloader"), "train_dataloader"):
+        looked, named = _copied(loaders["train"], "train_dataloader")
+        with _parts(named, "train_dataloader"):
             warnings += module.look(looked, "train_dataloader.dataset")
     if "val" in loaders:
         with explained(cfg):
@@ -141,24 +139,20 @@ def _evaluate(metric: Any, batch: Mapping, samples: Sequence[dict]) -> None:
     metric.__dict__ = before
 
 
-def copy_of(dataset: Any) -> Any:
-    """A copy of a built data set that shares its data, but not the state of its transforms, such as cached images."""
-    arrays = [x for _, part in parts(dataset) for x in vars(part).values() if isinstance(x, np.ndarray)]
-    return copy.deepcopy(dataset, {id(x): x for x in arrays})
-
-
 def _batch(loader: DataLoader, where: str, images: int = IMAGES) -> Any:
     """The first images of a loader, through a copy of its pipeline: steps such as `CachedMosaic` keep images."""
-    dataset = copy_of(loader.dataset)
+    dataset, named = _copied(loader, where)
     size = getattr(loader.batch_sampler, "batch_size", None) or 1
-    with _parts(_steps(dataset, where), where):
+    with _parts(named, where):
         repeats = isinstance(loader.sampler, InfiniteSampler)  # fills a batch from fewer images
         images = min(images, size) if repeats else min(images, size, len(dataset))
         return loader.collate_fn([dataset[i % len(dataset)] for i in range(images)])
 
 
-def _steps(dataset: Any, where: str) -> dict[int, str]:
-    return {id(step): place for place, step, _, _ in steps_of(dataset, f"{where}.dataset")}
+def _copied(loader: DataLoader, where: str) -> tuple[Any, dict[int, str]]:
+    """A copy of a loader's data set, and the names of its steps for `_parts`."""
+    dataset = copy_of(loader.dataset)
+    return dataset, places(dataset, where)
 
 
 def _modules(model: nn.Module) -> dict[int, str]:
@@ -231,13 +225,17 @@ def _own_copy(cfg: Config, folder: Path) -> Config:
     """A config whose drawn data sets, if they do not exist yet, are small ones in `folder`."""
     init_default_scope(cfg.get("default_scope", "mmdet"))
     cfg = copy.deepcopy(cfg)
+    for split, dataset, kind in all_datasets(cfg):
+        is_here = Path(dataset.get("data_root") or "").exists()
+        if split == "test" or is_here or not getattr(kind, "drawn_on_demand", False):
+            continue
+        file = annotation_file(dataset)
+        dataset.data_root = str(folder / "drawn")
+        dataset.draw = {**dataset.get("draw", {}), "num_train": IMAGES, "num_val": 1}
+        for metric in as_list(cfg.get("val_evaluator")) if split == "val" else ():
+            if file is not None and metric.get("ann_file") == file:
+                metric.ann_file = annotation_file(dataset)
     drop_weights(cfg.model)
-    for one in (one for one in data_sets(cfg, ("train", "val")) if one.is_drawn and not Path(one.root).exists()):
-        one.dataset.data_root = str(folder / "drawn")
-        one.dataset.draw = {**one.dataset.get("draw", {}), "num_train": IMAGES, "num_val": 1}
-        for metric in as_list(cfg.get("val_evaluator")) if one.name == "val" else ():
-            if one.file is not None and metric.get("ann_file") == one.file:
-                metric.ann_file = annotation_file(one.dataset)
     return cfg
 
 

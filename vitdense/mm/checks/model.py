@@ -10,7 +10,7 @@ from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import PARAM_SCHEDULERS
 
-from vitdense.mm.config.build import build_model, explained
+from vitdense.mm.config.base import build_model, explained
 from vitdense.mm.config.query import as_list, drop_weights, expected_preprocessor, row_of_weights, trunk_of
 from vitdense.mm.data.faults import Fault
 

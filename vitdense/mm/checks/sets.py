@@ -14,9 +14,8 @@ from mmengine.config import Config
 from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
-from vitdense.mm.config.classes import annotation_file, effective_classes, is_panoptic, reads_coco
+from vitdense.mm.config import query
 from vitdense.mm.config.limits import as_options, raised_limits
-from vitdense.mm.config.query import as_list, find_class, leaf_datasets, loads_labels, nodes
 from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.coco import DOUBLES, parse, used
 from vitdense.mm.data.faults import Fault, Samples, Size
@@ -57,7 +56,7 @@ class DataSet:
         self.name, self.training = where.removesuffix("_dataloader"), where.startswith("train")
         self.label, self.rows, self.is_described = self.name, [], False
         self.root, self.prefix = str(dataset.get("data_root") or ""), dataset.get("data_prefix") or {}
-        self.file = annotation_file(dataset)
+        self.file = query.annotation_file(dataset)
         self.folder = os.path.join(self.root, self.prefix.get("img") or "") if self.file else ""
         self.is_drawn = getattr(kind, "drawn_on_demand", False)
         self.stored = keeps_orientation(dataset)
@@ -82,7 +81,7 @@ class DataSet:
     @property
     def classes(self) -> Sequence[str]:
         """Class names in the order of labels."""
-        return effective_classes(self.dataset, self.kind) or ()
+        return query.effective_classes(self.dataset, self.kind) or ()
 
     @cached_property
     def samples(self) -> Samples:
@@ -116,9 +115,9 @@ class DataSet:
     @property
     def loads_masks(self) -> bool:
         """Whether the pipeline or the metric takes masks of instances."""
-        metrics = [] if self.training else as_list(self.cfg.get(f"{self.name}_evaluator"))
-        steps = any(step.get("with_mask") for step in nodes(self.dataset.get("pipeline", ())))
-        return steps or any("segm" in as_list(metric.get("metric")) for metric in metrics)
+        metrics = [] if self.training else query.as_list(self.cfg.get(f"{self.name}_evaluator"))
+        steps = any(step.get("with_mask") for step in query.nodes(self.dataset.get("pipeline", ())))
+        return steps or any("segm" in query.as_list(metric.get("metric")) for metric in metrics)
 
     @property
     def counts(self) -> Mapping[str, float]:
@@ -257,7 +256,7 @@ class MapSet(DataSet):
     @property
     def loader(self) -> dict | None:
         """The pipeline step that loads label maps."""
-        return next(filter(loads_labels, self.dataset.get("pipeline", ())), None)
+        return next(filter(query.loads_labels, self.dataset.get("pipeline", ())), None)
 
     @property
     def head(self) -> dict:
@@ -380,8 +379,8 @@ def data_sets(cfg: Config, splits: Sequence[str], number: int | None = FILES_REA
     found, first = [], {}
     for split in splits:
         loader, start = cfg.get(f"{split}_dataloader"), len(found)
-        for dataset in leaf_datasets(loader.dataset) if loader else ():
-            kind = find_class(DATASETS, dataset["type"], cfg)
+        for dataset in query.leaf_datasets(loader.dataset) if loader else ():
+            kind = query.find_class(DATASETS, dataset["type"], cfg)
             files = {key: value for key, value in dataset.items() if key not in OF_USE}
             decoders = [x for step in dataset.get("pipeline") or () if (x := step.get("imdecode_backend"))]
             one = _format(dataset, kind)(f"{split}_dataloader", dataset, kind, cfg, number)
@@ -397,8 +396,8 @@ def _format(dataset: dict, kind: type | None) -> type[DataSet]:
         return DataSet
     if hasattr(kind, "get_label_map"):
         return MapSet
-    if annotation_file(dataset) and is_panoptic(kind):
+    if query.annotation_file(dataset) and query.is_panoptic(kind):
         return PanopticSet
     if module := kind_of(kind):
         return module.Checks
-    return AnnotatedSet if annotation_file(dataset) and reads_coco(kind) else DataSet
+    return AnnotatedSet if query.annotation_file(dataset) and query.reads_coco(kind) else DataSet

@@ -6,13 +6,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from mmengine import registry as registries
 from mmengine.config import Config
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader
 
 from vitdense.families import arguments
-from vitdense.mm.config.base import Asked, find, flat
+from vitdense.mm.config.base import REGISTRIES, Asked, find, flat
 from vitdense.mm.config.query import SPLITS, find_class, mapped, nodes
 from vitdense.mm.config.settings import LENGTHS, SETTINGS, check_kept, check_settings
 from vitdense.mm.errors import ConfigError
@@ -33,12 +32,6 @@ PLACES = {  # dicts without a type, and their keys
 BUILDER_KEYS = {"type", "init_cfg", "priority", "constructor", "paramwise_cfg", "requires_grad"} | {
     *("convert_to_iter_based", "_scope_", "_delete_")
 }
-# mmengine's root registries for a `type` in configs: mm warns of each that mmdet or mmseg do not have.
-REGISTRIES = (
-    *(registries.MODELS, registries.DATASETS, registries.TRANSFORMS, registries.DATA_SAMPLERS, registries.HOOKS),
-    *(registries.OPTIMIZERS, registries.OPTIM_WRAPPERS, registries.PARAM_SCHEDULERS, registries.METRICS),
-    *(registries.VISUALIZERS, registries.VISBACKENDS, registries.TASK_UTILS, registries.LOG_PROCESSORS),
-)
 
 
 def resolve_options(cfg: Config, options: Mapping[str, Any]) -> dict[str, Any]:

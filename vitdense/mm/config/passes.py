@@ -83,6 +83,7 @@ BUILDING = (
 PREDICTING = (
     Pass("weights that the checkpoint replaces", start.drop_weights_of_start),
     Pass("masks as run-length codes", lambda cfg, asked: model.use_rle(cfg.model)),
+    Pass("backbone without values", model.empty_backbone),
 )
 
 

@@ -1,15 +1,23 @@
-"""Find things in a config: dicts, data sets, heads with classes, the classes that it names."""
+"""What a config says: its dicts, data sets, pipelines, heads and classes. Nothing here changes it."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mmengine.config import Config
-from mmengine.registry import Registry
+from mmengine.registry import DATASETS, Registry
 
 from vitdense.families import Model, row_of
+from vitdense.files import read_text
+from vitdense.mm.data.classes import clean
+from vitdense.mm.data.coco import overview
+from vitdense.mm.errors import ConfigError
 from vitdense.seams import loaders
 
 SPLITS = ("train", "val", "test")
+UNSEEN = ("meta_keys", "backend_args")  # options of pipeline steps that change no pixel
+PARTS = ("num_things_classes", "num_stuff_classes")  # of a panoptic head
 # Heads with the classes of the data set. Others, such as a detector's semantic branch, have their own classes.
 CLASS_HEADS = ("bbox_head", "mask_head", "point_head", "mask_iou_head", "decode_head", "auxiliary_head")
 
@@ -100,6 +108,14 @@ def class_heads(node: object, path: str = "model", is_head: bool = False) -> Ite
             yield from class_heads(value, f"{path}.{i}", is_head)
 
 
+def check_tiles(cfg: Config) -> None:
+    if cfg.get("default_scope") == "mmseg":
+        raise ConfigError(
+            "tiles: got a segmentor, expected a detector; a segmentor slides over an image by its config: "
+            "model.test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341))"
+        )
+
+
 def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
     """Split a test pipeline into the steps that load and pack the whole image, and the steps for each tile."""
     whole = [pipeline[0], *filter(loads_labels, pipeline), pipeline[-1]]
@@ -126,3 +142,125 @@ def row_of_weights(trunk: Mapping) -> Model | None:
         if part.get("type") == "Pretrained" and not part.get("channels"):
             return row_of(str(part.get("checkpoint")))
     return None
+
+
+def test_steps(cfg: Config) -> list[dict]:
+    return [step for step in next(leaf_datasets(cfg.test_dataloader.dataset)).pipeline if not loads_labels(step)]
+
+
+def pixel_steps(cfg: Config) -> list[dict]:
+    """The `test_steps` in a form to compare: types without scopes, without `UNSEEN` options."""
+    return [
+        {key: value for key, value in step.items() if key not in UNSEEN} | {"type": type_name(step)}
+        for step in test_steps(cfg)
+        if not type_name(step).startswith("Pack")
+    ]
+
+
+def reads_coco(kind: type) -> bool:
+    """Whether a data set reads instances as mmdet's CocoDataset does. Panoptic data and LVIS have other keys."""
+    coco = next((base for base in kind.__mro__ if base.__name__ == "CocoDataset"), None)
+    return all(getattr(kind, name) is getattr(coco, name, None) for name in ("parse_data_info", "load_data_list"))
+
+
+def is_panoptic(kind: type) -> bool:
+    """Whether a data set has segments of things and of stuff, as mmdet's CocoPanopticDataset."""
+    return "thing_classes" in getattr(kind, "METAINFO", {})
+
+
+def numbers_by_file(kind: type) -> bool:
+    """Whether a data set numbers labels by the order of categories in its file, whatever its `metainfo` says."""
+    return hasattr(kind, "COCOAPI") and not hasattr(kind.COCOAPI, "by_name")
+
+
+def annotation_file(dataset: dict) -> str | None:
+    """Path or address of the JSON file of annotations of a data set, which may not exist; None if it has none."""
+    name = str(dataset.get("ann_file") or "")
+    return os.path.join(dataset.get("data_root") or "", name) if name.endswith(".json") else None
+
+
+def local_file(dataset: dict) -> Path | None:
+    """The `annotation_file` if it exists on this machine."""
+    path = Path(annotation_file(dataset) or os.sep)
+    return path if path.is_file() else None
+
+
+def _states_classes(dataset: dict) -> bool:
+    """Whether the config or the annotation file of a data set names its classes, and not only its type."""
+    return "classes" in (dataset.get("metainfo") or {}) or local_file(dataset) is not None
+
+
+def dataset_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
+    """Class names of a data set: from its `metainfo`, else its annotation file, else its type."""
+    given = (dataset.get("metainfo") or {}).get("classes")
+    if given is not None:
+        return tuple(map(clean, read_text(given).splitlines() if isinstance(given, str) else given))
+    if file := local_file(dataset):
+        found = overview(file)
+        return found.things_first if is_panoptic(kind) else found.categories
+    known = kind.METAINFO.get("classes")
+    return None if known is None else tuple(known)
+
+
+def effective_classes(dataset: dict, kind: type) -> tuple[str, ...] | None:
+    """Class names that mm will give a data set: from its `metainfo`, else its type."""
+    return dataset_classes({"metainfo": dataset.get("metainfo")}, kind)
+
+
+def model_classes(cfg: Config) -> tuple[str, ...] | None:
+    """Class names of the model in the order of its labels: of all training data sets without duplicates, else of the
+    other data."""
+    deciding, kind = _deciding(cfg)
+    if len(deciding) == 1:
+        return dataset_classes(deciding[0], kind) if kind else None
+    names = dict.fromkeys(name for dataset in deciding for name in dataset_classes(dataset, kind) or ())
+    if kind is not None and is_panoptic(kind):
+        things = {name for dataset in deciding for name in _things(dataset, kind) or ()}
+        return tuple(sorted(names, key=lambda name: name not in things))
+    return tuple(names) or None
+
+
+def model_things(cfg: Config) -> int | None:
+    """How many of `model_classes` are things; None for data without stuff."""
+    deciding, kind = _deciding(cfg)
+    if kind is None or not is_panoptic(kind):
+        return None
+    things = [_things(dataset, kind) for dataset in deciding]
+    return None if None in things else len({name for names in things for name in names})
+
+
+def lacks_classes(cfg: Config) -> bool:
+    """Whether a config has the classes of an annotation file that is not on this machine."""
+    deciding, kind = _deciding(cfg)
+    absent = any(annotation_file(dataset) and not _states_classes(dataset) for dataset in deciding)
+    return absent and kind is not None and not getattr(kind, "drawn_on_demand", False)
+
+
+def _things(dataset: dict, kind: type) -> Sequence[str] | None:
+    return (dataset.get("metainfo") or kind.METAINFO).get("thing_classes")
+
+
+def _deciding(cfg: Config) -> tuple[list[dict], type | None]:
+    """The data sets that decide the classes, all of one split and type; and that type."""
+    leaves = all_datasets(cfg)
+    alike = [leaf for leaf in leaves if leaf[1]["type"] == leaves[0][1]["type"]]
+    # The training file may be on another machine.
+    stating = [leaf for leaf in alike if _states_classes(leaf[1])] or alike[:1]
+    datasets = [dataset for split, dataset, _ in stating if split == stating[0][0]]
+    stated = [dataset for dataset in datasets if "classes" in (dataset.get("metainfo") or {})]
+    return stated or datasets, stating[0][2] if stating else None
+
+
+def all_datasets(cfg: Config) -> list[tuple[str, dict, type | None]]:
+    """Split, config and class of every data set; the class is None if it is not registered."""
+    found = []
+    for split in SPLITS:
+        for dataset in leaf_datasets(cfg[f"{split}_dataloader"].dataset) if cfg.get(f"{split}_dataloader") else ():
+            found.append((split, dataset, find_class(DATASETS, dataset["type"], cfg)))
+    return found
+
+
+def class_counts(model: dict) -> set[int]:
+    """The numbers of classes that a model's heads state; things and stuff are summed."""
+    found = {head.get("num_classes") for _, head in class_heads(model)} - {None}
+    return found | {sum(head[part] for part in PARTS) for head in nodes(model) if head.keys() >= {*PARTS}}

@@ -13,7 +13,6 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.base import flat
 from vitdense.mm.config.query import SPLITS, as_list, hooks, mapped, nodes, type_name
 from vitdense.mm.errors import ConfigError
 
@@ -157,8 +156,9 @@ def set_image_size(cfg: Config) -> None:
     resizes = any("scale" in step for step in nodes(cfg.get("val_dataloader") or cfg.get("test_dataloader")))
     keys = SIZES if resizes else ("crop_size", "size", "stride")
     pipelines += nodes(cfg.get("tta_pipeline"))
-    trained = {side for step in pipelines for key in keys for side in _sides(step.get(key))}
     preprocessor, backbone = (cfg.model.get(name) or {} for name in ("data_preprocessor", "backbone"))
+    others = [*nodes(preprocessor), cfg.model.get("test_cfg") or {}]
+    trained = {side for step in pipelines for key in keys for side in _sides(step.get(key))}
     by, short = [Fraction(*sides) for sides in zip(new, old)], Fraction(min(new), min(old))
     crops_by_height = cfg.get("default_scope") == "mmseg"
     for step in pipelines:
@@ -168,7 +168,7 @@ def set_image_size(cfg: Config) -> None:
             ratios = [short] * 2 if in_any_order else by if by_height else by[::-1]
             if key in step:
                 step[key] = _resized(step[key], ratios)
-    for node in (*nodes(preprocessor), cfg.model.get("test_cfg") or {}):
+    for node in others:
         for key in keys:
             if key in node:
                 node[key] = _resized(node[key], by)
@@ -255,4 +255,5 @@ def _is_pair(value: Any) -> bool:
 
 
 def _sides(value: Any) -> list[int]:
-    return [side for side in flat(value).values() if isinstance(side, int)]
+    parts = value if isinstance(value, (list, tuple)) else ()
+    return [value] if isinstance(value, int) else [side for part in parts for side in _sides(part)]

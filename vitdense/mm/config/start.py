@@ -11,10 +11,10 @@ import vitdense
 from vitdense.files import sha256_of
 from vitdense.mm.checkpoints import REST, is_checkpoint, read_checkpoint
 from vitdense.mm.config.base import Asked
-from vitdense.mm.config.classes import follow_checkpoint, follow_points, model_classes
+from vitdense.mm.config.classes import follow_checkpoint, follow_points
 from vitdense.mm.config.diff import check_task
 from vitdense.mm.config.files import named_files
-from vitdense.mm.config.query import drop_weights, hooks
+from vitdense.mm.config.query import drop_weights, hooks, model_classes
 from vitdense.mm.data.classes import classes_of, difference, meta_of
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.processes import agree

@@ -1,10 +1,12 @@
 """Transforms of pipelines: apply the seed of a sample, load images, pad them."""
 
+import copy
 import gc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
 from mmengine import fileio
 from mmengine.dataset import ClassBalancedDataset
@@ -130,3 +132,14 @@ def steps_of(dataset: Any, where: str = "") -> Iterator[tuple[str, Any, list, in
         steps = getattr(steps, "transforms", steps)
         for i, step in enumerate(steps if isinstance(steps, list) else ()):
             yield f"{path}.pipeline.{i} ({type(step).__name__})", step, steps, i
+
+
+def places(dataset: Any, loader: str) -> dict[int, str]:
+    """The keys in the config of the steps of a loader's data set, by their ids."""
+    return {id(step): place for place, step, _, _ in steps_of(dataset, f"{loader}.dataset")}
+
+
+def copy_of(dataset: Any) -> Any:
+    """A copy of a built data set that shares its data, but not the state of its transforms, such as cached images."""
+    arrays = [x for _, part in parts(dataset) for x in vars(part).values() if isinstance(x, np.ndarray)]
+    return copy.deepcopy(dataset, {id(x): x for x in arrays})

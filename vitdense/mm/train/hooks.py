@@ -13,7 +13,8 @@ from mmengine.runner import BaseLoop, EpochBasedTrainLoop
 from mmengine.utils import ProgressBar
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.load import LoadReport, fit_whole
+from vitdense.checkpoint.fit import LoadReport
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.files import atomic_write
 from vitdense.layers.mask_attention import mask_probability
 from vitdense.mm.checkpoints import RESUMED, check_fields, check_sums, install_loader

@@ -14,8 +14,7 @@ from mmengine.utils import get_object_from_string
 
 from vitdense.mm.checkpoints import install_loader
 from vitdense.mm.checks import check
-from vitdense.mm.config.base import Asked, run_passes
-from vitdense.mm.config.build import explained
+from vitdense.mm.config.base import Asked, explained, run_passes
 from vitdense.mm.config.passes import STARTING, TESTING, TRAINING, built
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference

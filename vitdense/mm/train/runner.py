@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from vitdense.checkpoint.errors import CheckpointNotFoundError
-from vitdense.mm.config.build import explained
+from vitdense.mm.config.base import explained
 from vitdense.mm.config.files import named_files, own_modules
 from vitdense.mm.console import result_commands
 from vitdense.mm.data.transforms import seed_steps
