@@ -32,6 +32,7 @@ STREETS = "eomt_deit_t_camvid"  # another, and photos of COCO val2017 to show it
 PHOTOS = ("000000423617.jpg", "000000184324.jpg")
 REGION = (0, 5066, 1000, 5750)  # of the page of errors: another class
 TURNED, TURNED_SHAPES = "rfdetr_oriented_nano_shapes", (4, 162, 175)
+OWN_PHOTOS = ()  # photos of COCO under CC BY 2.0, which the model of photos.txt gets right
 SHAPES = (27, 72, 86)  # images that the model in the package gets right
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
@@ -145,6 +146,17 @@ def streets(path: Path) -> None:
         beside(*pictures, legend).quantize(255).save(scratch, format="png", optimize=True)
 
 
+def photos(path: Path) -> None:
+    """Photos with the objects that the model of docs/images/photos.txt finds. It must be trained into
+    `work_dirs/photos`, and COCO's photos be in `data/coco`."""
+    model, height, pictures = vitdense.load(REPO / "work_dirs/photos", score_thr=0.5), 300, []
+    for name in OWN_PHOTOS:
+        drawn = model(REPO / "data/coco" / name).plot()
+        pictures.append(drawn.resize((round(drawn.width * height / drawn.height), height), Image.Resampling.LANCZOS))
+    with atomic_write(path) as scratch:
+        beside(*pictures).quantize(255).save(scratch, format="png", optimize=True)
+
+
 def beside(*pictures: Image.Image) -> Image.Image:
     """Pictures on one, from left to right."""
     page = Image.new("RGB", (sum(x.width + 8 for x in pictures) - 8, max(x.height for x in pictures)), "white")
@@ -214,7 +226,7 @@ def save(figure: Figure, path: Path) -> None:
 
 PICTURES: dict[str, Callable[[Path], None]] = {
     picture.__name__: picture
-    for picture in (ap_flops, counted_costs, attention_cost, streets, shapes, oriented, inside, errors)
+    for picture in (ap_flops, counted_costs, attention_cost, streets, photos, shapes, oriented, inside, errors)
 }
 
 

@@ -118,7 +118,8 @@ def export(
         ConfigError: Nothing is written, because the model has no such program, there are no photos, the model finds
             nothing in them, or the program differs from the model by more than `BOUNDS`.
     """
-    part = Part("", wish.load(cfg, checkpoint, classes), wish.maps, "", wish.precision)
+    predictor = wish.load(cfg, checkpoint, classes)
+    part = Part("", predictor, wish.maps, "", wish.precision)
     return write(Made(wish, part.task, [part]), args)
 
 
