@@ -33,7 +33,11 @@ AT = {  # dotted key: whether a value fits, and what is expected
     **{f"{split}_dataloader.dataset": _DICT for split in ("train", "val", "test")},
     "custom_hooks": (lambda x: x is None or (isinstance(x, (list, tuple)) and _are_dicts(x)), "a list of dicts"),
 }
+# Numbers of layers in parts of mmdet and mmseg; what has half a million is built, and for hours.
+_LAYERS = ("depth", "stacked_convs", *(f"num_{x}" for x in ("blocks", "cells", "convs", "layers", "outs", "stages")))
+_LAYERS += tuple(f"num_{of}{x}" for of in ("", "shared_", "cls_", "reg_", "mask_", "ffn_") for x in ("convs", "fcs"))
 ANYWHERE = {
+    **dict.fromkeys(_LAYERS, (lambda x: not isinstance(x, int) or x < 1000, "fewer than 1000")),
     "type": (lambda x: (_is(str)(x) or callable(x)) and x != "", "a name or a class"),
     "ann_file": (_is(str, PathLike, list, tuple), "text"),
     "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str, PathLike), x.values())), "a dict of texts"),
