@@ -40,6 +40,7 @@ UNIT = ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 OPEN_SOURCE = ("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "cc0-1.0")  # licences, in small letters
 RELEASES = "https://github.com/SwinTransformer/storage/releases/download"
 Arch = TypeVar("Arch")
+MODELS: "dict[str, Model]"  # made when it is first used, as DEFAULTS and TIMM
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def arguments(kind: type) -> dict[str, Any] | None:
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         if "__init__" in vars(base):
-            _, *parameters = inspect.signature(base.__init__).parameters.values()
+            _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
             found = {x.name: x.default for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)} | found
             if all(x.kind is not x.VAR_KEYWORD for x in parameters):
                 return found
@@ -174,9 +175,9 @@ def near_names(name: str) -> list[str]:
     return difflib.get_close_matches(name, known, n=5)
 
 
-def is_whole(x: object, least: int = 1) -> bool:
+def is_whole(x: Any, least: int = 1) -> bool:
     """Whether this is a whole number of at least `least`, and not a bool."""
-    return isinstance(x, Integral) and not isinstance(x, bool) and x >= least
+    return isinstance(x, Integral) and not isinstance(x, bool) and int(x) >= least
 
 
 def is_number(x: object) -> bool:
@@ -218,10 +219,10 @@ def find_arch(arch: str | Mapping, table: Mapping[str, Arch]) -> Arch:
                 hint = f"; it is one of vitdense.{row.family}"
             raise OptionError(f"arch: got {arch!r}, expected one of {', '.join(table)} or a dict of sizes{hint}")
         return table[arch]
-    row = type(next(iter(table.values())))
-    needed = [field.name for field in fields(row) if field.default is MISSING]
-    optional = [field.name for field in fields(row) if field.default is not MISSING]
+    kind: Any = type(next(iter(table.values())))
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    optional = [field.name for field in fields(kind) if field.default is not MISSING]
     if not set(needed) <= set(arch) <= {*needed, *optional}:
         either = f" and, if wanted, {', '.join(optional)}" if optional else ""
         raise OptionError(f"arch: got the sizes {sorted(arch)}, expected exactly {', '.join(needed)}{either}")
-    return row(**{name: tuple(v) if isinstance(v, (list, tuple)) else v for name, v in arch.items()})
+    return kind(**{name: tuple(v) if isinstance(v, (list, tuple)) else v for name, v in arch.items()})

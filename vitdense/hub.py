@@ -75,7 +75,7 @@ def create(
         )
     if out_indices is not None:
         options["out_indices"] = out_indices
-    kind = backbone_class(row.family)
+    kind: Any = backbone_class(row.family)  # each has its own arguments
     import torch
 
     from vitdense.models.base import LOADING  # imports torch, too
@@ -105,6 +105,6 @@ def _our_names(options: Mapping[str, Any], kind: type) -> dict[str, Any]:
     for name in found.keys() & TIMM_CONSTANTS.keys():
         hint = f"a backbone returns maps, and has {name}={TIMM_CONSTANTS[name]!r} alone"
         raise TypeError(f"create: {kind.__name__} has no option {name}; {hint}")
-    if "img_size" in found and "img_size" not in arguments(kind):
+    if "img_size" in found and "img_size" not in (arguments(kind) or ()):
         raise TypeError(f"create: {kind.__name__} has no option img_size; leave it out: images may have any size")
     return found

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-KEYS = ("mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries")
-KEYS += ("operating_point",)
+KEYS = ["mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries"]
+KEYS += ["operating_point"]
 SAME = 0.5  # least IoU of boxes, and of masks, of the same object in `changes`
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, to stay in a CPU's cache
+MaybeNone = Any  # it can be None, as the model decides; type checkers demand no test (the name is typeshed's)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e9
 
 
@@ -30,7 +31,7 @@ def _are(kind: Callable[[object], bool], value: object, lengths: Sequence[int]) 
     return isinstance(value, list) and len(value) in lengths and all(map(kind, value))
 
 
-def _is_resize(value: object) -> bool:
+def _is_resize(value: Any) -> bool:
     is_rule = isinstance(value, dict) and isinstance(value.get("keep_ratio"), bool)
     return value is None or (is_rule and _are(lambda side: type(side) is int and side > 0, value.get("scale"), [2]))
 
@@ -79,18 +80,18 @@ class Output:
         corners: [N, 4, 2] float32: x and y in pixels of the corners of oriented boxes; the first side is the longer.
     """
 
-    boxes: np.ndarray | None = None
-    scores: np.ndarray | None = None
-    labels: np.ndarray | None = None
-    masks: np.ndarray | None = field(default=None, repr=False)
-    semantic: np.ndarray | None = field(default=None, repr=False)
-    panoptic: np.ndarray | None = field(default=None, repr=False)
-    segments: list[dict[str, Any]] | None = None
-    keypoints: np.ndarray | None = field(default=None, repr=False)
-    corners: np.ndarray | None = field(default=None, repr=False)
+    boxes: np.ndarray | MaybeNone = None
+    scores: np.ndarray | MaybeNone = None
+    labels: np.ndarray | MaybeNone = None
+    masks: np.ndarray | MaybeNone = field(default=None, repr=False)
+    semantic: np.ndarray | MaybeNone = field(default=None, repr=False)
+    panoptic: np.ndarray | MaybeNone = field(default=None, repr=False)
+    segments: list[dict[str, Any]] | MaybeNone = None
+    keypoints: np.ndarray | MaybeNone = field(default=None, repr=False)
+    corners: np.ndarray | MaybeNone = field(default=None, repr=False)
 
     @property
-    def points(self) -> np.ndarray | None:
+    def points(self) -> np.ndarray | MaybeNone:
         """Keypoints or corners, [N, K, 3 or 2]."""
         return self.keypoints if self.corners is None else self.corners
 
@@ -99,7 +100,7 @@ class Output:
             return NotImplemented
         return all(np.array_equal(value, getattr(other, name)) for name, value in vars(self).items())
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # as the data model of Python says it
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,8 @@ class OperatingPoint:
 
     def content(self, names: Sequence[str]) -> dict[str, Any]:
         """What a file has: thresholds of classes by their names."""
-        by_name = isinstance(self.thresholds, Sequence)
-        return {**vars(self), "thresholds": dict(zip(names, self.thresholds)) if by_name else self.thresholds}
+        given = self.thresholds
+        return {**vars(self), "thresholds": dict(zip(names, given)) if isinstance(given, Sequence) else given}
 
     def __str__(self) -> str:
         least, most = np.min(self.thresholds), np.max(self.thresholds)
@@ -181,7 +182,7 @@ def open_openvino(
 
     core = openvino.Core()
     model = core.read_model(file)
-    options = {"INFERENCE_PRECISION_HINT": precision}
+    options: dict[str, str | int] = {"INFERENCE_PRECISION_HINT": precision}
     if threads:
         options["INFERENCE_NUM_THREADS"] = threads
     compiled = core.compile_model(model, device, options)
@@ -199,13 +200,13 @@ def open_openvino(
     )
 
 
-ENGINES = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
+ENGINES: dict[str, Callable[..., Engine]] = {"onnxruntime": open_onnxruntime, "openvino": open_openvino}
 # The output that tells the kind of a model, and the key of KEYS that it needs.
 FORMS = {"boxes": "mask_stride", "logits": "threshold", "semantic": "threshold", "classes": "queries"}
 
 
 def open_engine(
-    path: str | os.PathLike, engine: str, threads: int = 0, content: bytes | None = None, **options: object
+    path: str | os.PathLike, engine: str, threads: int = 0, content: bytes | None = None, **options: Any
 ) -> Engine:
     """Open a file, or its changed `content`, in one of `ENGINES`; for errors see `Program`."""
     if engine not in ENGINES:
@@ -261,7 +262,7 @@ class Program:
         engine: str | Engine = "onnxruntime",
         threads: int = 0,
         model: str = "",
-        **options: object,
+        **options: Any,
     ) -> None:
         self._engine = engine if isinstance(engine, Engine) else open_engine(path, engine, threads, **options)
         outputs, models = self._engine.outputs, models_of(self._engine)
@@ -330,12 +331,11 @@ class Program:
 
     def read(self, found: Mapping[str, np.ndarray], size: Sequence[int], score_thr: float | None = None) -> Output:
         """What was found in a photo of size (H, W), from the outputs for its batch; for the score see `__call__`."""
-        if score_thr is None:
-            score_thr = self.score_thr
-        elif not 0 <= score_thr <= 1:
+        if score_thr is not None and not 0 <= score_thr <= 1:
             raise ValueError(f"score_thr: got {score_thr}, expected 0 to 1")
+        least_score = self.score_thr if score_thr is None else score_thr
         found = {name.removeprefix(self._start): out[0] for name, out in found.items()}
-        return read(found, self.about, fitted(size, self.about["resize"]), size, score_thr, self.of_photos)
+        return read(found, self.about, fitted(size, self.about["resize"]), size, least_score, self.of_photos)
 
 
 def reason_of(error: Exception) -> str:
@@ -364,7 +364,7 @@ def read(
     """
     scale = seen[0] / size[0], seen[1] / size[1]
     if "boxes" in found:
-        boxes = found["boxes"] if of_photo else found["boxes"] / np.float32([*scale[::-1]] * 2)
+        boxes = found["boxes"] if of_photo else found["boxes"] / np.array([*scale[::-1]] * 2, np.float32)
         return objects({**found, "boxes": boxes}, about, scale, size, score_thr)
     if "classes" in found:
         return of_queries(found["classes"], found["masks"], about["queries"], seen, size, score_thr)
@@ -417,7 +417,7 @@ def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any])
     return pixels.transpose(2, 0, 1)[None]  # [1, 3, *size]
 
 
-def fitted(size: Sequence[int], rule: Mapping[str, Any] | None) -> tuple[int, int]:
+def fitted(size: Sequence[int], rule: Mapping[str, Any] | None) -> tuple[int, ...]:
     """Size (h, w) of an image after the resize of a config, ``{"scale": [long, short], "keep_ratio": bool}``."""
     if rule is None:
         return tuple(size)
@@ -440,16 +440,16 @@ def resize_photo(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
         return image
     (x, of_x), (y, of_y) = nearest(w, width), nearest(h, height)
     of_x[(x < 0) | (x >= w - 1)] = 0  # only along rows; along columns both pixels are the same there
-    x, y = ((np.clip(at, 0, n - 1), np.clip(at + 1, 0, n - 1)) for at, n in ((x, w), (y, h)))
+    xs, ys = ((np.clip(at, 0, n - 1), np.clip(at + 1, 0, n - 1)) for at, n in ((x, w), (y, h)))
     left, right, upper, lower = (np.rint(2048 * share).astype(np.int32) for share in (1 - of_x, of_x, 1 - of_y, of_y))
     out = np.empty((height, width, image.shape[2]), np.uint8)
     step = max(1, BLOCK // width)
     for channel in range(image.shape[2]):
         plane = np.ascontiguousarray(image[..., channel])  # [h, w]
         for rows in (slice(start, start + step) for start in range(0, height, step)):
-            needed, places = np.unique([y[0][rows], y[1][rows]], return_inverse=True)
+            needed, places = np.unique([ys[0][rows], ys[1][rows]], return_inverse=True)
             part = plane[needed]  # [n, w]
-            sums = (part.take(x[0], 1) * left + part.take(x[1], 1) * right) >> 4  # [n, width]
+            sums = (part.take(xs[0], 1) * left + part.take(xs[1], 1) * right) >> 4  # [n, width]
             above, below = sums[places.reshape(2, -1)]  # [step, width] each
             parts = (above * upper[rows, None] >> 16) + (below * lower[rows, None] >> 16)
             out[rows, :, channel] = (parts + 2) >> 2
@@ -497,7 +497,7 @@ def objects(
             whole = paste(mask, box, size) if stride is None else cover(mask, stride, scale, size)
             masks[i] = whole >= about["mask_thr"]
     points = {  # in pixels of the normalised image
-        name: found[name][kept].astype(np.float32) / np.float32([*scale[::-1], 1][: found[name].shape[-1]])
+        name: found[name][kept].astype(np.float32) / np.array([*scale[::-1], 1][: found[name].shape[-1]], np.float32)
         for name in ("keypoints", "corners")
         if name in found
     }
@@ -565,16 +565,16 @@ def instances(
         if not mask.any():
             continue
         inside = (1 / (1 + np.exp(-logits[mask]))).mean()
-        columns, lines = mask.any(0).nonzero()[0], mask.any(1).nonzero()[0]
+        columns, lines = np.flatnonzero(mask.any(0)), np.flatnonzero(mask.any(1))
         box = (columns[0], lines[0], columns[-1] + 1, lines[-1] + 1)
         for label in labels[usable & (queries == query)]:
             rows.append((shares[query, label] * inside, label, box, mask))
     rows = sorted((row for row in rows if row[0] >= least(score_thr, row[1])), key=lambda row: -row[0])
-    scores, labels, boxes, masks = zip(*rows) if rows else ((),) * 4
+    scores, classes, boxes, masks = zip(*rows) if rows else ((),) * 4
     return (
         np.array(boxes, np.float32).reshape(-1, 4),
         np.array(scores, np.float32),
-        np.array(labels, np.int64),
+        np.array(classes, np.int64),
         np.array(masks, bool).reshape(-1, *size),
     )
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import cv2
 import numpy as np
@@ -14,9 +14,9 @@ import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
+from mmengine.model import BaseModel
 from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
-from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fill import fill
@@ -125,6 +125,12 @@ class Predictor:
         self.reader = ImageReader(steps)
         call("load", "after", model=self, checkpoint=checkpoint)
 
+    @overload  # text is an iterable of text, too
+    def __call__(self, images: Images, score_thr: float | None = ..., batch_size: int = ...) -> Result: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, images: Iterable, score_thr: float | None = ..., batch_size: int = ...) -> list[Result]: ...
+
     def __call__(
         self, images: Images | Iterable[Images], score_thr: float | None = None, batch_size: int = 8
     ) -> Result | list[Result]:
@@ -203,7 +209,7 @@ class Predictor:
 
     def result(self, sample: BaseDataElement, pixels: np.ndarray, threshold: Threshold) -> Result:
         """A data sample of `samples` as a result, without detections below the threshold."""
-        shown = {"image": self.reader.picture(pixels), "names": self.names, "palette": self.palette}
+        shown: dict[str, Any] = {"image": self.reader.picture(pixels), "names": self.names, "palette": self.palette}
         if "pred_sem_seg" in sample:
             return Result(**shown, semantic=sample.pred_sem_seg.data[0].cpu().numpy().astype(np.int64))
         if "pred_panoptic_seg" in sample:
@@ -272,7 +278,7 @@ class ImageReader:
         return self._steps({"img_path": path, "img_id": 0})
 
 
-def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str] | None = None) -> nn.Module:
+def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str] | None = None) -> BaseModel:
     """Build the detector or segmentor of a config with the weights of a checkpoint, in eval mode.
 
     `dataset_meta` of the model has `classes`, and `palette` if there is one. They come from the checkpoint, also from
@@ -288,7 +294,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     """
     check_device("device", device)
     allow_pickle = any(hook.get("allow_pickle", False) for _, hook in query.hooks(cfg))  # of ExactLoadHook
-    saved = read_checkpoint(checkpoint, "cpu", allow_pickle)
+    saved: Mapping[str, Any] = read_checkpoint(checkpoint, "cpu", allow_pickle)
     check_task(saved, cfg, checkpoint)
     log_differences(saved, cfg, OF_RESULTS)
     if "operating_point" in (saved.get("meta") or {}):
@@ -308,7 +314,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
             f"{checkpoint} was trained on {names} classes, but heads of {cfg.filename} have "
             f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder"
         )
-    model = build_model(built(cfg, Asked(checkpoint=checkpoint), PREDICTING))
+    model: BaseModel = build_model(built(cfg, Asked(checkpoint=checkpoint), PREDICTING))
     try:
         state, report = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
@@ -334,9 +340,10 @@ def _names_of(
     these names were given; see `load_model`."""
     if not cfg.get("test_dataloader"):
         raise ConfigError(f"{cfg.filename}: got no test_dataloader, whose pipeline prepares images")
-    dataset = next(query.leaf_datasets(cfg.test_dataloader.dataset))
-    kind, own = query.find_class(DATASETS, dataset.type, cfg), trained_classes(saved)
-    found = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})
+    dataset: Any = next(query.leaf_datasets(cfg.test_dataloader.dataset))
+    kind: Any = query.find_class(DATASETS, dataset.type, cfg)
+    own = trained_classes(saved)
+    found: Any = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})
     if classes is not None and (found or own):
         named = list(found["classes"]) if found else [own.get(i, "") for i in range(max(own) + 1)]
         if list(classes) != named:
@@ -344,8 +351,8 @@ def _names_of(
                 f"classes: got {list(classes)}, but {checkpoint} names its outputs {named}; leave them out"
             )
     if not found and (own or classes is not None):
-        found = {"classes": tuple(own.values() if own else filter(None, classes))}
-        saved = saved if own else {**saved, "args": {"class_names": list(classes)}}
+        found = {"classes": tuple(own.values() if own else filter(None, classes or ()))}
+        saved = saved if own else {**saved, "args": {"class_names": list(classes or ())}}
     if not found.get("classes"):
         found = next((one for one in (dataset.get("metainfo"), kind.METAINFO) if one and one.get("classes")), {})
         outputs = ", ".join(f"{i} {name}" for i, name in enumerate(found.get("classes") or ()))

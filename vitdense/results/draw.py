@@ -28,7 +28,7 @@ def drawable(names: Sequence[str]) -> list[str]:
     return [name if any(_has_glyphs(name, file) for file in _font_files()) else f"#{i}" for i, name in enumerate(names)]
 
 
-def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont:
+def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """Pillow's font; matplotlib's for texts with characters that it lacks, such as all beyond ASCII."""
     text = "".join(texts)
     file = next((file for file in _font_files() if _has_glyphs(text, file)), "")
@@ -38,10 +38,10 @@ def load_font(size: int, texts: Iterable[str] = ()) -> ImageFont.FreeTypeFont:
 @cache
 def _font_files() -> list[str]:
     spec = find_spec("matplotlib")
-    return ["", *([str(Path(spec.origin).parent / "mpl-data/fonts/ttf/DejaVuSans.ttf")] if spec else [])]
+    return ["", *([f"{Path(spec.origin).parent}/mpl-data/fonts/ttf/DejaVuSans.ttf"] if spec and spec.origin else [])]
 
 
-def _open_font(file: str, size: int) -> ImageFont.FreeTypeFont:
+def _open_font(file: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.truetype(file, size) if file else ImageFont.load_default(size)
 
 
@@ -192,7 +192,7 @@ def with_legend(
     num_lines = max(MIN_LINES, (height - 2 * margin) // line)
     shown = present if len(present) <= num_lines else present[: num_lines - 1]
     rest = present[len(shown) :]
-    rows = [(" ".join(str(names[i]).split()), tuple(int(c) for c in colours[i]), _percent(shares[i])) for i in shown]
+    rows: list = [(" ".join(str(names[i]).split()), tuple(map(int, colours[i])), _percent(shares[i])) for i in shown]
     if rest:
         rows.append((f"and {len(rest)} more", None, _percent(sum(shares[i] for i in rest))))
 

@@ -13,7 +13,7 @@ from PIL import Image
 from vitdense.errors import OptionError
 from vitdense.files import atomic_write
 from vitdense.results import draw
-from vitdense.runtime import Output
+from vitdense.runtime import MaybeNone, Output
 
 if TYPE_CHECKING:
     import supervision
@@ -37,10 +37,10 @@ class Result(Output):
         category_ids: Ids of the classes in the data of the training; empty where they are not known.
     """
 
-    rle: list[dict] | None = None
-    image: np.ndarray | None = None
+    rle: list[dict] | MaybeNone = None
+    image: np.ndarray | MaybeNone = None
     names: Sequence[str] = ()
-    palette: np.ndarray | None = None
+    palette: np.ndarray | MaybeNone = None
     skeleton: Sequence[tuple[int, int]] = ()
     category_ids: Sequence[int] = ()
 
@@ -52,11 +52,11 @@ class Result(Output):
         if self.palette is None:
             self.palette = draw.distinct_colours(len(self.names))
 
-    @cached_property
-    def masks(self) -> np.ndarray:
+    @cached_property  # type: ignore[misc]
+    def masks(self) -> np.ndarray:  # type: ignore[override]  # the field, decoded when it is used
         """The masks of all objects, [N, H, W] bool."""
         size = self.rle[0]["size"] if self.rle else (0, 0) if self.image is None else self.image.shape[:2]
-        return np.array([self.mask(i) for i in range(len(self.rle))], bool).reshape(len(self.rle), *size)
+        return np.array([self.mask(i) for i in range(len(self.rle))], np.bool_).reshape(len(self.rle), *size)
 
     def __len__(self) -> int:
         """Number of objects; without objects, of panoptic segments; for a segmentor, of classes in the image."""
@@ -170,7 +170,7 @@ class Result(Output):
             data["keypoints"] = self.keypoints
         if self.corners is not None:
             data["xyxyxyxy"] = self.corners
-        options = {"mask": self.masks, "confidence": self.scores, "class_id": self.labels}
+        options: dict[str, Any] = {"mask": self.masks, "confidence": self.scores, "class_id": self.labels}
         return supervision.Detections(self.boxes, data=data, **options)
 
     def _need(self, name: str, method: str) -> None:
@@ -200,4 +200,5 @@ def write_picture(path: Path, picture: Image.Image) -> None:
     """Write a picture to a file, a JPEG without visible artefacts at letters and edges."""
     is_jpeg = path.suffix.lower() in (".jpg", ".jpeg")
     with atomic_write(path) as scratch:
-        picture.save(scratch, **({"quality": 95, "subsampling": 0} if is_jpeg else {}))
+        options: dict[str, Any] = {"quality": 95, "subsampling": 0} if is_jpeg else {}
+        picture.save(scratch, **options)

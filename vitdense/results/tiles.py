@@ -17,6 +17,7 @@ An object that is smaller than the overlap of tiles minus their margins is seen 
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -66,7 +67,9 @@ def detect(
             raise OptionError("find: got keypoints, which tiles do not join; expected boxes, or boxes and masks")
         parts += [_placed(one, tile, size) for one, tile in zip(found, batch)]
     tile_of = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-    fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "scores", "labels")}
+    fields: dict[str, Any] = {}
+    for name in ("boxes", "scores", "labels"):
+        fields[name] = np.concatenate([getattr(part, name) for part in parts])
     if all(part.corners is not None for part in parts):
         fields["corners"] = np.concatenate([part.corners for part in parts])  # [N, 4, 2]
     has_masks = any(part.rle is not None for part in parts)
@@ -74,8 +77,8 @@ def detect(
         raise OptionError("find: got masks in some tiles, expected masks of all objects or of none")
     masks = [code for part in parts for code in part.rle or []] if has_masks else None
     merged = merge(Result(**fields, rle=masks), tile_of, tiles, size)
-    more = {"rle": merged.rle, "corners": merged.corners}
-    return Result(merged.boxes, merged.scores, merged.labels, **more, image=image, names=names)
+    fields = {name: getattr(merged, name) for name in ("boxes", "scores", "labels", "rle", "corners")}
+    return Result(**fields, image=image, names=names)
 
 
 def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> Result:
@@ -85,8 +88,8 @@ def _placed(found: Output | Sequence, tile: np.ndarray, size: Sequence[int]) -> 
     masks = getattr(found, "rle", None)
     masks = found.masks if masks is None else (code and rle.decode(code) for code in masks)
     codes = None if masks is None else [None if mask is None else place(mask, tile[:2], size) for mask in masks]
-    boxes = np.asarray(found.boxes, np.float32).reshape(-1, 4) + np.float32([*tile[:2]] * 2)
-    corners = None if found.corners is None else found.corners + np.float32(tile[:2])
+    boxes = np.asarray(found.boxes, np.float32).reshape(-1, 4) + np.array([*tile[:2]] * 2, np.float32)
+    corners = None if found.corners is None else found.corners + tile[:2].astype(np.float32)
     return Result(boxes, np.asarray(found.scores), np.asarray(found.labels), rle=codes, corners=corners)
 
 
@@ -104,7 +107,7 @@ def cut(size: Sequence[int], side: int | Sequence[int], overlap: float) -> np.nd
     Returns:
         [tiles, 4] int64: left, upper, right and lower edge.
     """
-    sides = [side] * 2 if np.ndim(side) == 0 else list(side)
+    sides: list = [side] * 2 if isinstance(side, int) or np.ndim(side) == 0 else list(side)
     fits = len(sides) == 2 and all(isinstance(one, (int, np.integer)) for one in sides)
     if not fits or not overlap > 0 or not min(sides) * (1 - overlap) >= STEP:
         raise OptionError(
@@ -122,7 +125,7 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
     return np.linspace(0, max(0, length - side), steps + 1).round().astype(int).tolist()
 
 
-def place(mask: np.ndarray, corner: Sequence[int], size: Sequence[int]) -> dict:
+def place(mask: np.ndarray, corner: Sequence[int] | np.ndarray, size: Sequence[int]) -> dict:
     """The mask of a tile, [h, w] of 0 and 1, as COCO's compressed run-length code in an image of `size` (H, W).
 
     The mask of the image is never in memory as pixels. `corner` is the left and upper edge of the tile.
@@ -152,7 +155,7 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
     """
     from pycocotools import mask as rle
 
-    alive = np.array([code is not None for code in found.rle or [()] * len(found)], bool)
+    alive = np.array([found.rle is None or found.rle[i] is not None for i in range(len(found))], np.bool_)
     order, alone = np.argsort(-found.scores, kind="stable"), np.flatnonzero(~alive)
     compare = _Comparison(found, tile_of, tiles, size)
     kept, boxes, masks, outlines = [], [], [], []
@@ -178,8 +181,9 @@ def merge(found: Result, tile_of: np.ndarray, tiles: np.ndarray, size: Sequence[
     boxes = np.concatenate([np.array(boxes, found.boxes.dtype).reshape(-1, 4), found.boxes[alone]])
     kept = np.concatenate([np.array(kept, int), alone])
     codes = None if found.rle is None else [*masks, *[None] * len(alone)]
-    corners = None if found.corners is None else np.float32([_around(found.corners[each]) for each in outlines])
-    corners = None if corners is None else corners.reshape(-1, 4, 2)
+    corners = None
+    if found.corners is not None:
+        corners = np.array([_around(found.corners[each]) for each in outlines], np.float32).reshape(-1, 4, 2)
     return Result(boxes, found.scores[kept], found.labels[kept], rle=codes, corners=corners)
 
 
