@@ -81,6 +81,7 @@ def make(tmp_path, monkeypatch):
             loader.update(batch_size=2, num_workers=0, persistent_workers=False)
             loader.dataset.draw = dict(num_train=12, num_val=2, image_size=(64, 64))
         cfg.train_cfg.update(max_iters=LENGTH, val_interval=100)
+        cfg.experiment_name = work_dir  # or runs of one second share their best score
         cfg.param_scheduler = [dict(type="ConstantLR", factor=1.0, by_epoch=False, begin=0, end=LENGTH)]
         cfg.default_hooks.checkpoint.update(interval=1, max_keep_ckpts=2, save_best=None)
         if epochs:  # of six iterations each
