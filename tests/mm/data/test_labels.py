@@ -9,6 +9,7 @@ cell is one of
 """
 
 import ast
+import re
 import runpy
 from functools import cache
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from conftest import REPO
 from mmengine.registry import DATASETS, init_default_scope
+from pycocotools import mask as rle
 
 from vitdense.mm.cli.predict import checked
 from vitdense.mm.config.base import build_model
@@ -157,6 +159,14 @@ def test_every_mechanism_has_a_proof_for_every_kind(kind):
             assert verdict == RIGHT or of[0] in sources_in(path)[name], f"{mechanism}: {node} matches no {of[0]!r}"
 
 
+def test_faults_that_others_mended_have_a_test():
+    nodes = re.findall(r"\| `([\w/]+\.py)::(\w+)` \|\n", (REPO / "tests/README.md").read_text(encoding="utf-8"))
+    assert len(nodes) >= 40
+    for path, name in nodes:
+        is_gone = path.startswith("extensions/") and not (REPO / "tests" / path).exists()
+        assert is_gone or name in sources_in(f"tests/{path}"), f"{path}::{name}"
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return draw_dataset(tmp_path_factory.mktemp("labels") / "shapes", 1, 1, (64, 96), workers=1)
@@ -182,6 +192,15 @@ def test_flips(root):
     np.testing.assert_array_equal(flipped["gt_masks"].to_ndarray(), plain["gt_masks"].to_ndarray()[..., ::-1])
     left, upper, right, lower = plain["gt_bboxes"].tensor.T
     np.testing.assert_array_equal(flipped["gt_bboxes"].tensor.T, [96 - right, upper, 96 - left, lower])
+
+
+def test_a_mask_is_decoded_when_its_image_is_loaded(root, monkeypatch):
+    data, decode, decoded = load_config("cascade_swin_nano_shapes").train_dataloader.dataset, rle.decode, []
+    monkeypatch.setattr(rle, "decode", lambda codes: decoded.append(1) or decode(codes))
+    init_default_scope("mmdet")
+    dataset = DATASETS.build(data | dict(data_root=f"{root}/", draw=dict(num_train=1, num_val=1, image_size=(64, 96))))
+    assert (len(dataset), decoded) == (1, [])
+    assert 0 < len(dataset[0]["data_samples"].gt_instances.masks) <= len(decoded)
 
 
 def test_crops_of_segments(root):

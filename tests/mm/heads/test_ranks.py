@@ -162,6 +162,22 @@ def _compare(rank, rendezvous, name, folder, cases):
     assert gradients(module).isfinite().all()
 
 
+@pytest.mark.parametrize("name", [*BATCH, *TURNS[:2], *TURNS[4:], "rfdetr_seg_nano_shapes", "pmt_deit_t_camvid"])
+def test_a_batch_of_two_is_predicted_as_two_of_one(name, tmp_path):
+    model, items = example(name, tmp_path, {})
+    for part in model.eval().modules():
+        if "score_thr" in (getattr(part, "test_cfg", None) or {}):
+            part.test_cfg.score_thr = 0.0
+    for item in items:
+        item["data_samples"].set_metainfo({"flip": False, "img_padding_size": (0, 0, 0, 0)})
+    both, *alone = (model.test_step(pseudo_collate(copy.deepcopy(part))) for part in (items[:2], items[:1], items[1:2]))
+    for got, (want,) in zip(both, alone):
+        for kind, key in (("seg_logits", "data"), ("pred_panoptic_seg", "sem_seg"), ("pred_instances", "scores")):
+            if kind in want:
+                assert want.get(kind).get(key).numel()
+                torch.testing.assert_close(got.get(kind).get(key), want.get(kind).get(key), rtol=1e-4, atol=1e-4)
+
+
 slow = [pytest.param(name, [*CASES], marks=pytest.mark.slow, id=name) for name in (*BATCH, *TURNS)]
 
 

@@ -280,10 +280,15 @@ def test_an_epoch_resumes_with_the_unused_images(make, monkeypatch):
         launch.train(make("work", epochs=True, **options), resume="work/iter_8.pth")
 
 
-def test_a_run_without_averaging_resumes_from_the_raw_weights(make):
-    average = dict(type="EMAHook", momentum=0.5)
+def test_an_average_is_validated_and_a_run_without_it_resumes_from_the_raw_weights(make, monkeypatch):
+    seen, key = [], "decode_head.conv_seg.weight"
+    monkeypatch.setattr(At, "action", lambda runner: seen.append(runner.model.state_dict()[key].clone()))
+    hooks = [dict(type="EMAHook", momentum=0.5), dict(type="GuardsAt", iteration=LENGTH, stage="images")]
     launch.train(make("whole"))
-    launch.train(make(custom_hooks=[average]))
+    launch.train(make(custom_hooks=hooks, **{"train_cfg.val_interval": LENGTH}))
+    saved = read_checkpoint("work/iter_6.pth")
+    assert seen[0].equal(saved["state_dict"][key])
+    assert not seen[0].equal(saved["ema_state_dict"][f"module.{key}"])  # the raw weights
     Path("work/last_checkpoint").write_text("iter_5.pth")
     launch.train(make(), resume="auto")
     assert_ends_as_the_whole_run()
@@ -396,6 +401,17 @@ def test_checkpoints_and_stops_wait_for_the_step_of_an_accumulation(make, monkey
     assert capsys.readouterr().err.splitlines()[-1].startswith("stopped by SIGINT after iteration 3")
     launch.train(make(**options), resume="auto")
     assert_ends_as_the_whole_run()
+
+
+def test_accumulated_iterations_are_a_step_of_all_their_images(make):
+    """Gradients are divided once: two images, twice, are four at once."""
+    head = {"dropout_ratio": 0.0, "norm_cfg": {"type": "GN", "num_groups": 2}}
+    model = {"backbone": {"drop_path_rate": 0.0}, "decode_head": head, "auxiliary_head": head}
+    rule = {"optim_wrapper.optimizer": dict(type="SGD", lr=1.0, weight_decay=0.0, _delete_=True)}
+    launch.train(make("whole", model=model, **rule, **{"train_dataloader.batch_size": 4, "train_cfg.max_iters": 3}))
+    launch.train(make(model=model, **rule, **{"optim_wrapper.accumulative_counts": 2}))
+    want, got = (read_checkpoint(f"{name}.pth")["state_dict"] for name in ("whole/iter_3", "work/iter_6"))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_the_rate_is_scaled_by_the_images_of_a_step_of_the_optimizer(make):
