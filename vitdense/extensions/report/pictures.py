@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 from pycocotools import mask as rle
 
+from vitdense.extensions.page import GREY, Box, part_of, region
 from vitdense.mm.checks.sets import AnnotatedSet, DataSet, MapSet, PanopticSet
 from vitdense.mm.data.coco import NUMBER, has_box, mask_fault, parse, turned
 from vitdense.mm.data.faults import Fault, Size
@@ -21,13 +22,10 @@ from vitdense.mm.errors import ConfigError
 from vitdense.results import draw
 
 SIDE = 340  # longer side of a picture in pixels
-NEAR = 3  # the region around an object is at least this many times smaller than the image
 MOST = 60  # most objects in a picture
 COLOUR_TYPES = ("color", "color_ignore_orientation")  # for images turned by their EXIF orientation, and as stored
-GREY = 128  # colour beyond the edges of an image
 
 Picture = tuple[str, np.ndarray]  # a caption, and pixels [H, W, 3] uint8 RGB
-Box = Sequence[float]  # x, y, width, height in pixels
 
 
 class Shown:
@@ -176,13 +174,13 @@ class ObjectPictures:
     def _draw(self, pixels: np.ndarray, objects: Iterable[dict], image: dict, shown: Box) -> np.ndarray:
         """Draw objects on a region of an image [H, W, 3]; objects without a valid box are left out."""
         objects, scale = [one for one in objects if has_box(one)], SIDE / max(shown[2:])
-        view, masks = _view(pixels, shown, scale, GREY), []
+        view, masks = part_of(pixels, shown, scale, GREY), []
         for one in objects:
             mask = np.zeros(view.shape[:2], np.uint8)
             for points in _polygons(one, image):
                 cv2.fillPoly(mask, [np.round((points - shown[:2]) * scale).astype(np.int32)], 1)
             for code in _codes(one, image):
-                mask |= _view(rle.decode(code), shown, scale, 0)
+                mask |= part_of(rle.decode(code), shown, scale, 0)
             masks.append(mask.view(bool))
         boxes = [(np.subtract(one["bbox"], (*shown[:2], 0, 0)) * scale).tolist() for one in objects]
         texts = [f"{self.names.get(x['category_id'], '?')}{' (crowd)' * bool(x.get('iscrowd'))}" for x in objects]
@@ -220,7 +218,7 @@ class MapPictures:
         labels = np.where((labels >= 0) & (labels < none), labels, none)
         scale = SIDE / max(pixels.shape[:2])
         if labels.shape == pixels.shape[:2]:
-            view = _view(pixels, (0, 0, *pixels.shape[1::-1]), scale, GREY)
+            view = part_of(pixels, (0, 0, *pixels.shape[1::-1]), scale, GREY)
             small = cv2.resize(labels.astype(np.int32), view.shape[1::-1], interpolation=cv2.INTER_NEAREST)
             drawn = draw.overlay(view, small, self.colours)
         else:
@@ -236,42 +234,6 @@ def path_in(item: object, known: Mapping[str, str]) -> str | None:
     """The path in `known` that an item of a fault starts with, before any note; None if there is none."""
     text = str(item)
     return next((known[x] for x in (text, text.rpartition(" (")[0], text.rpartition(" of ")[2]) if x in known), None)
-
-
-def region(size: Sequence[int], boxes: Sequence[Box]) -> Box:
-    """The region to show for boxes: their surroundings, with the whole image if they are outside of it.
-
-    Args:
-        size: Width and height of the image.
-        boxes: Boxes, which may exceed the image; at most one width or height beyond it is shown.
-    """
-    start, length = [], []
-    for axis, side in enumerate(size):
-        first = min((box[axis] for box in boxes), default=0)
-        last = max((box[axis] + box[axis + 2] for box in boxes), default=side)
-        if first < 0 or last > side:
-            first, last = max(min(first, 0), -side), min(max(last, side), 2 * side)
-        else:
-            shown = min(max(1.5 * (last - first), side / NEAR), side)
-            first = min(max((first + last - shown) / 2, 0), side - shown)
-            last = first + shown
-        start.append(first)
-        length.append(max(last - first, 1))
-    return *start, *length
-
-
-def _view(plane: np.ndarray, shown: Box, scale: float, beyond: int) -> np.ndarray:
-    """A region of an image [H, W, ...], scaled; `beyond` is the value outside of the image."""
-    left, top, width, height = shown
-    first = [max(0, int(x)) for x in (left, top)]
-    cut = plane[first[1] : int(np.ceil(top + height)), first[0] : int(np.ceil(left + width))]
-    size = [max(1, round(side * scale)) for side in cut.shape[1::-1]]
-    small = cv2.resize(cut, size, interpolation=cv2.INTER_AREA if scale < 1 else cv2.INTER_NEAREST)
-    view = np.full((max(1, round(height * scale)), max(1, round(width * scale)), *plane.shape[2:]), beyond, np.uint8)
-    x, y = (max(0, round((a - b) * scale)) for a, b in zip(first, (left, top)))
-    inside = view[y : y + size[1], x : x + size[0]]
-    inside[:] = small[: inside.shape[0], : inside.shape[1]]
-    return view
 
 
 def _polygons(one: Mapping, image: Mapping) -> list[np.ndarray]:
