@@ -17,7 +17,7 @@ from pycocotools.cocoeval import COCOeval
 
 from vitdense.extensions.errors import predictions, report
 from vitdense.extensions.errors.maps import Maps
-from vitdense.extensions.errors.objects import KINDS, Judged
+from vitdense.extensions.errors.objects import KINDS
 from vitdense.mm.data.shapes import draw_dataset
 from vitdense.mm.train.metrics import PanopticMetric
 
@@ -99,9 +99,8 @@ def test_counts_and_kinds_are_those_of_the_metric(kind, key, files, tmp_path):
     assert run_command(["test", *options, "--report", str(tmp_path / "page")])[0] == 0
     said = json.loads((tmp_path / "page/metrics.json").read_text())
     tested = predictions.tested_of(tmp_path / "found.json", tmp_path / "val.json", None)
-    evaluation, _ = tested.evaluations[-1]
-    judged = Judged(evaluation, 0.3)
-    tide = evaluation.made.tide_errors()
+    judged = tested.parts[-1]
+    tide = judged.evaluation.made.tide_errors()
     for name in KINDS:
         assert said[kind]["tide"]["delta_ap"][name] == pytest.approx(tide["delta_ap"][name], abs=1e-9)
         if name != "Miss" and (kind != "keypoints" or name in ("Loc", "Dupe")):  # between classes it compares boxes
@@ -238,7 +237,7 @@ def test_pixels_and_segments_are_those_of_the_metrics(tmp_path):
             looked.process({}, batch)
         values = {name: float(value) for name, value in metric.evaluate(3).items()}
         assert looked.evaluate(3) == {}
-        page = report.write_report(tmp_path / type(metric).__name__, report.Tested("model", values, maps=looked))
+        page = report.write_report(tmp_path / type(metric).__name__, report.Tested("model", values, [looked]))
         said = json.loads((page.parent / "metrics.json").read_text())["pixels"]
         key, name = ("PQ", "coco_panoptic/PQ") if "coco_panoptic/PQ" in values else ("IoU", "mIoU")
         assert 100 * np.mean([row[key] for row in said["table"]]) == pytest.approx(values[name], abs=0.006)

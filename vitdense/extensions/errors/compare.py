@@ -15,8 +15,9 @@ from mmengine.runner import Runner
 
 from vitdense import __version__
 from vitdense.extensions.errors import page
+from vitdense.extensions.errors.maps import Maps
 from vitdense.extensions.errors.objects import Judged
-from vitdense.extensions.errors.pictures import Figures, figures_of, sides_of
+from vitdense.extensions.errors.pictures import Figures
 from vitdense.extensions.errors.report import Tested, page_of
 from vitdense.extensions.page import write_page
 from vitdense.flops import count
@@ -37,60 +38,52 @@ def compare(args: argparse.Namespace, names: Sequence[str]) -> Path:
     for name in names:
         one = argparse.Namespace(**{**vars(args), "config": name, "checkpoint": None, "others": [], "models": models})
         test(*trained_of(one, measured=True), Inference.of(one, device=get_device()), **Asked.keywords("test", one))
-    first, path = models[0][0], page_of(args.report)
-    for name, (tested, _) in zip(names, models):
-        if keys_of(tested) != keys_of(first):
+    all_parts, path = [tested.parts for tested, _ in models], page_of(args.report)
+    for name, parts in zip(names, all_parts):
+        if [one.data for one in parts] != [one.data for one in all_parts[0]]:
             raise ConfigError(
                 f"--report: {name} was tested on other images or classes than {names[0]}, expected the same"
             )
-    clocked = clock([runner for _, runner in models])
-    rows = [
-        {"model": f"{i}. {name}", **intervals(tested, first), **costs}
-        for i, (name, (tested, _), costs) in enumerate(zip(names, models, clocked), 1)
-    ]
+    rows = [{"model": f"{i}. {name}"} for i, name in enumerate(names, 1)]
+    for row, parts, costs in zip(rows, all_parts, clock([runner for _, runner in models])):
+        for part, base in zip(parts, all_parts[0]):
+            row |= (of_pixels if isinstance(part, Maps) else of_objects)(part, base)
+        row |= costs
     if args.report.suffix in page.TABLES:
         page.write_table(path, rows)
         return path
     args.report.mkdir(parents=True, exist_ok=True)
-    figures, made = differences([tested for tested, _ in models])
+    figures, made = differences([parts[-1] for parts in all_parts])
     note = "In brackets intervals of 95 %, by the bootstrap over images; differences are to the first model."
-    body = page.section("Models", note, page.table(rows)) + page.section(
-        "Where they differ",
-        "The truth, and what each model found, in the order of the table",
-        page.card("Images", made),
-    )
+    shown = "The truth, and what each model found, in the order of the table. Wrong is 1 - F1, or the share of pixels."
+    card = page.card("Images", made)
+    body = page.section("Models", note, page.table(rows)) + page.section("Where they differ", shown, card)
     write_page(path, f"{len(models)} models", f"vitdense {__version__}", "", body + figures.notes())
     page.write_json(args.report / "metrics.json", {"models": rows})
     return path
 
 
-def keys_of(tested: Tested) -> Any:
-    """What two tests of the same data have in common."""
-    if tested.maps:
-        return tested.maps.names, [one.path for one in tested.maps.images]
-    return [(one.kind, one.truth.classes, one.images, list(one.truth.images)) for one, _ in tested.evaluations]
+def of_pixels(part: Maps, first: Maps) -> dict[str, str]:
+    """IoU or panoptic quality, and the difference to the first model's, with intervals, as text."""
+    mine, base = (np.stack([one.counts for one in x.images.values()]) for x in (part, first))
+    weights = np.random.default_rng(0).multinomial(len(mine), np.full(len(mine), 1 / len(mine)), SAMPLES)
+    weights = np.concatenate([np.ones((1, len(mine))), weights])  # the images themselves come first
+    values = [100 * _mean(np.einsum("sn,nck->sck", weights, one)) for one in (mine, base)]
+    difference = "" if part is first else _interval(values[0] - values[1])
+    return {"PQ" if np.ndim(part.segments) else "mIoU": _interval(values[0]), "difference": difference}
 
 
-def intervals(tested: Tested, first: Tested) -> dict[str, str]:
-    """Metrics, and their differences to the first model's, with intervals, as text."""
-    if tested.maps:
-        mine, base = (np.stack([one.counts for one in x.maps.images]) for x in (tested, first))
-        weights = np.random.default_rng(0).multinomial(len(mine), np.full(len(mine), 1 / len(mine)), SAMPLES)
-        weights = np.concatenate([np.ones((1, len(mine))), weights])  # the images themselves come first
-        values = [100 * _mean(np.einsum("sn,nck->sck", weights, one)) for one in (mine, base)]
-        name = "PQ" if np.ndim(tested.maps.segments) else "mIoU"
-        return {name: _interval(values[0]), "difference": "" if tested is first else _interval(values[0] - values[1])}
-    row = {}
-    for (one, _), (other, _) in zip(tested.evaluations, first.evaluations):
-        nothing = hotcoco.COCOeval(one.made.coco_gt, one.made.coco_gt.load_res(np.zeros((0, 7))), one.kind)
-        nothing.params = one.made.params
-        nothing.evaluate()
-        for name, base in (("mAP", nothing), ("difference", other.made)):
-            said = hotcoco.compare(base, one.made, n_bootstrap=SAMPLES)
-            ends = (100 * said["ci"]["AP"][end] for end in ("lower", "upper"))
-            text = "{:.1f} ({:.1f} to {:.1f})".format(100 * said["deltas"]["AP"], *ends)
-            row[f"{one.kind} {name}"] = text if name == "mAP" or tested is not first else ""
-    return row
+def of_objects(part: Judged, first: Judged) -> dict[str, str]:
+    """AP, and the difference to the first model's, with intervals, as text."""
+    made, row = part.evaluation.made, {}
+    nothing = hotcoco.COCOeval(made.coco_gt, made.coco_gt.load_res(np.zeros((0, 7))), part.kind)
+    nothing.params = made.params
+    nothing.evaluate()
+    for name, base in (("mAP", nothing), ("difference", first.evaluation.made)):
+        said = hotcoco.compare(base, made, n_bootstrap=SAMPLES)
+        ends = (100 * said["ci"]["AP"][end] for end in ("lower", "upper"))
+        row[f"{part.kind} {name}"] = "{:.1f} ({:.1f} to {:.1f})".format(100 * said["deltas"]["AP"], *ends)
+    return {**row, f"{part.kind} difference": ""} if part is first else row
 
 
 def _mean(counts: np.ndarray) -> np.ndarray:
@@ -136,25 +129,13 @@ def clock(runners: Sequence[Runner]) -> list[dict[str, Any]]:
     return rows
 
 
-def differences(models: Sequence[Tested]) -> tuple[Figures, list[str]]:
+def differences(parts: Sequence[Judged | Maps]) -> tuple[Figures, list[str]]:
     """The figures of the images on which models differ most."""
-    if models[0].maps:
-        images = list(zip(*(one.maps.images for one in models)))
-        figures = Figures({one.path: one.path for one in models[0].maps.images})
-        order = np.argsort([-np.ptp([one.wrong for one in row]) for row in images], kind="stable")[:SHOWN]
-        made = []
-        for row in (images[i] for i in order):
-            views = [of.maps.views(one, figures) for of, one in zip(models, row)]
-            if views[0]:
-                text = "wrong: " + ", ".join(f"{100 * one.wrong:.1f} %" for one in row)
-                made.append(figures.add(row[0].path, [views[0][0], *(one[1] for one in views)], text))
-        return figures, made
-    judged = [Judged(one.evaluations[-1][0], one.score) for one in models]
-    said = [one.evaluation.made.image_diagnostics()["img_summary"] for one in judged]
-    figures, made = figures_of(judged[0], models[0].paths), []
-    spread = {image: np.ptp([one[image]["f1"] for one in said]) for image in said[0]}
+    figures, made = Figures(parts[0].paths, parts[0].called), []
+    spread = {image: np.ptp([one.wrong[image] for one in parts]) for image in parts[0].wrong}
     for image in sorted(spread, key=lambda image: -spread[image])[:SHOWN]:
-        sides = [sides_of(one, image) for one in judged]
-        text = "F1: " + ", ".join(f"{one[image]['f1']:.2f}" for one in said)
-        made.append(figures.crops(image, [], [sides[0][0], *(one[1] for one in sides)], text))
+        views = [one.views(image, figures) for one in parts]
+        if views[0]:
+            text = "wrong: " + ", ".join(f"{one.wrong[image]:.2f}" for one in parts)
+            made.append(figures.add(image, [views[0][0], *(found for _, found in views)], text))
     return figures, made

@@ -19,6 +19,8 @@ VOID = 65535  # pixels that do not count
 SHOWN = 32  # images
 LEGEND = "Left the truth, right what was found, where it is wrong"
 INSTANCE_OFFSET = 1000  # mmdet's: the id of a segment is its label + 1000 * number
+# `count_segments` -> the two sums of a class whose quotient is its quality
+QUALITY = np.array([[1, 0], [0, 1], [0, 0.5], [0, 0.5]])
 
 
 class Looked(NamedTuple):
@@ -39,54 +41,54 @@ class Maps(BaseMetric):
         metric: The metric of the test, which sees every batch before this.
     """
 
+    kind = "pixels"
+
     def __init__(self, metric: BaseMetric) -> None:
         super().__init__(prefix="errors")
-        self.metric, self.dataset_meta, self.images = metric, metric.dataset_meta, []
+        self.metric, self.dataset_meta, self.images = metric, metric.dataset_meta, {}
         self.names = [*metric.dataset_meta["classes"], "nothing"]
         self.confusion, self.segments = np.zeros([len(self.names)] * 2, np.int64), 0
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         classes = len(self.dataset_meta["classes"])
         for sample in data_samples:
-            truth, found = _segments(sample) if "pred_panoptic_seg" in sample else self._labels(sample)
+            is_panoptic = "pred_panoptic_seg" in sample
+            truth, found = _segments(sample) if is_panoptic else _labels(sample, self.metric.ignore_index)
             truth, found = np.where(truth < classes, truth, VOID), np.minimum(found, classes)
             confusion = hotcoco.metrics.pixel_confusion(truth, found, classes + 1, ignore_index=VOID).astype(np.int64)
             self.confusion += confusion
             right, scale = np.diag(confusion), min(1, SIDE / max(truth.shape))
             counts = np.stack([right, confusion.sum(0) + confusion.sum(1) - right], 1)[:classes]
-            if "pred_panoptic_seg" in sample:
-                iou, matches, extra, missed = of_segments = self.metric.results[len(self.results)].T
-                self.segments = self.segments + of_segments
-                counts = np.stack([iou, matches + extra / 2 + missed / 2], 1)
+            if is_panoptic:
+                of_segments = self.metric.results[len(self.results)]
+                self.segments, counts = self.segments + of_segments, of_segments @ QUALITY
             size = [max(1, round(side * scale)) for side in truth.shape[::-1]]
             small = [cv2.resize(one.astype(np.uint16), size, interpolation=cv2.INTER_NEAREST) for one in (truth, found)]
             wrong = 1 - float(right.sum() / max(confusion.sum(), 1))
             self.results.append(Looked(sample["img_path"], wrong, confused(self.names, confusion), counts, *small))
 
     def compute_metrics(self, results: list[tuple]) -> dict[str, float]:
-        self.images = [Looked(*one) for one in results]  # mmengine made tuples of them
+        self.images = {one[0]: Looked(*one) for one in results}  # mmengine made tuples of them
+        self.paths = self.called = {path: path for path in self.images}
+        self.wrong = {path: one.wrong for path, one in self.images.items()}
+        self.data = self.kind, self.names, list(self.images)
         return {}
-
-    def _labels(self, sample: dict) -> list[np.ndarray]:
-        maps = [sample[key]["data"].squeeze().cpu().numpy().astype(np.int64) for key in ("gt_sem_seg", "pred_sem_seg")]
-        return [np.where(maps[0] == self.metric.ignore_index, VOID, maps[0]), maps[1]]
 
     def numbers(self) -> dict[str, Any]:
         """IoU and accuracy, or panoptic quality, of every class, and the confusion in pixels; the last is nothing."""
-        rows = []
         if np.ndim(self.segments):
-            for name, (iou, matches, extra, missed) in zip(self.names, self.segments.T.tolist()):
-                size = matches + extra / 2 + missed / 2
-                counts = {"found": int(matches), "false": int(extra), "missed": int(missed)}
-                rows.append({"class": name, "PQ": iou / size if size else -1.0, **counts})
+            quality, size = (self.segments @ QUALITY).T
+            columns = {"PQ": np.where(size > 0, quality / np.maximum(size, 0.5), -1).tolist()}
+            columns |= zip(("found", "false", "missed"), self.segments[:, 1:].astype(int).T.tolist())
         else:
             values = hotcoco.metrics.mean_iou(self.confusion[:-1, :-1])
-            rows = [{"class": x, "IoU": y, "accuracy": z} for x, y, z in zip(self.names, values["IoU"], values["Acc"])]
+            columns = {"IoU": values["IoU"], "accuracy": values["Acc"]}
+        rows = [{"class": name, **dict(zip(columns, row))} for name, *row in zip(self.names, *columns.values())]
         return {"table": rows, "confusion": {"classes": self.names, "matrix": self.confusion.tolist()}}
 
-    def views(self, one: Looked, figures: Figures) -> list[np.ndarray]:
+    def views(self, path: str, figures: Figures) -> list[np.ndarray]:
         """The truth of an image, and what was found where that is wrong; empty if the image cannot be read."""
-        pixels = figures.read(one.path)
+        pixels, one = figures.read(path), self.images[path]
         if pixels is None:
             return []
         palette = np.array([*draw.distinct_colours(len(self.names) - 1), (255, 255, 255)], np.uint8)
@@ -97,18 +99,20 @@ class Maps(BaseMetric):
             for shown, labels in ((counts, one.truth), (counts & (one.truth != one.found), one.found))
         ]
 
-    def sections(self, values: Mapping[str, Any], figures: Figures) -> str:
-        """The sections of the page."""
-        made = []
-        for one in sorted(self.images, key=lambda one: -one.wrong)[:SHOWN]:
-            if views := self.views(one, figures):
-                made.append(figures.add(one.path, views, f"{100 * one.wrong:.1f} % wrong, most of all {one.most}"))
+    def sections(self, values: Mapping[str, Any]) -> str:
+        """The sections of the page with `numbers`."""
         note = f"Most pixels: {confused(self.names, self.confusion)}. Shares of the truth."
-        return (
-            page.section("Classes", f"{len(self.images)} images", page.table(values["table"]))
-            + page.section("Taken for one another", note, page.confusion(**values["confusion"]))
-            + page.section("Where it fails", "The images with most wrong pixels", page.card(LEGEND, made))
-        )
+        confusion = page.confusion(**values["confusion"])
+        classes = page.section("Classes", f"{len(self.images)} images", page.table(values["table"]))
+        return classes + page.section("Taken for one another", note, confusion)
+
+    def pictures(self, figures: Figures) -> str:
+        """The section with pictures of the images with most wrong pixels."""
+        made = []
+        for one in sorted(self.images.values(), key=lambda one: -one.wrong)[:SHOWN]:
+            text = f"{100 * one.wrong:.1f} % wrong, most of all {one.most}"
+            made.append(figures.add(one.path, self.views(one.path, figures), text))
+        return page.section("Where it fails", "The images with most wrong pixels", page.card(LEGEND, made))
 
 
 def confused(names: Sequence[str], confusion: np.ndarray) -> str:
@@ -116,6 +120,11 @@ def confused(names: Sequence[str], confusion: np.ndarray) -> str:
     wrong = confusion - np.diag(np.diag(confusion))
     true, found = np.unravel_index(wrong.argmax(), wrong.shape)
     return f"{names[true]} taken for {names[found]}"
+
+
+def _labels(sample: Mapping[str, Any], ignored: int) -> list[np.ndarray]:
+    truth, found = (sample[key]["data"].squeeze().cpu().numpy() for key in ("gt_sem_seg", "pred_sem_seg"))
+    return [np.where(truth == ignored, VOID, truth), found]
 
 
 def _segments(sample: Mapping[str, Any]) -> list[np.ndarray]:

@@ -2,13 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import hotcoco
 import numpy as np
 
+from vitdense.extensions.errors import page
+from vitdense.extensions.errors.pictures import FOUND, OTHER, TRUE, Drawn, Figures
 from vitdense.mm.train.coco_engines import Evaluation
-from vitdense.runtime import least
+from vitdense.results import draw
+from vitdense.runtime import SCORE, least
 
 RIGHT, NEAR = 0.5, 0.1  # least IoU of a right object and of one that is near an object, in TIDE too
 KINDS = {  # TIDE's kinds of errors
@@ -19,7 +23,8 @@ KINDS = {  # TIDE's kinds of errors
     "Dupe": "found twice",
     "Bkg": "on the background",
 }
-Score = float | Sequence[float]  # a minimum score of all classes, or one of each
+NAMES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
+OF_KIND = 8  # figures of a kind of errors
 
 
 class Place(NamedTuple):
@@ -32,18 +37,33 @@ class Place(NamedTuple):
 class Judged:
     """The objects of an evaluation, as COCO's metric matches them at IoU 0.5.
 
-    Attributes:
+    Args:
         evaluation: By hotcoco.
-        score: The minimum score at which errors are counted.
+        paths: Number of an image in the truth -> its path.
+        score: The minimum score at which errors are counted, of all classes or one of each.
+        ap_limit: Most objects per image for mAP, see `Evaluation.figures`.
+
+    Attributes:
         boxes, labels: [N, 7], see `Found.boxes`, and [N].
         places: Number of an image in the truth -> `Place`.
         kinds: [N], "right", one of `KINDS`, or "" for what does not count, such as objects in crowds.
         chosen: [N] bool, whether an object counts at the minimum score.
         missed: Annotations without a right object at the minimum score.
+        wrong: Number of an image -> 1 - F1.
     """
 
-    def __init__(self, evaluation: Evaluation, score: Score) -> None:
-        self.evaluation, self.boxes, self.score = evaluation, evaluation.found.boxes, score
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        paths: Mapping[int, str],
+        score: float | Sequence[float] = SCORE,
+        ap_limit: int | None = 100,
+    ) -> None:
+        self.evaluation, self.boxes, self.score, self.ap_limit = evaluation, evaluation.found.boxes, score, ap_limit
+        self.kind, self.names, self.paths = evaluation.kind, evaluation.truth.classes, paths
+        self.data = self.kind, self.names, list(evaluation.truth.images), evaluation.images
+        ids = {number: one for (_, one), number in evaluation.truth.images.items()}
+        self.called = {image: f"{Path(path).name}, image id {ids[image]}" for image, path in paths.items()}
         self.labels = self.boxes[:, 6].astype(int) - 1
         objects, rows = defaultdict(list), defaultdict(list)
         for one in evaluation.truth.dataset["annotations"]:
@@ -63,19 +83,117 @@ class Judged:
         found_by = {one: row - 1 for one, row in said["gt_match"].items()}
         counted = (one for place in self.places.values() for one in place.objects if one["id"] in said["gt_status"])
         self.missed = [one for one in counted if one["id"] not in found_by or not self.chosen[found_by[one["id"]]]]
+        self.total, self.wrong = len(said["gt_status"]), dict.fromkeys(images, 0.0)
+        self.wrong |= {image: 1 - of["f1"] for image, of in said["img_summary"].items()}
 
     def counts(self) -> dict[str, int]:
         """Right, false and missed objects at the minimum score."""
         right = int((self.chosen & (self.kinds == "right")).sum())
         return {"right": right, "false": int(self.chosen.sum()) - right, "missed": len(self.missed)}
 
+    def numbers(self) -> dict[str, Any]:
+        """The numbers for ``metrics.json``; -1 where there is nothing to find.
+
+        `table` has AP by class and size, `tide` what each kind of error costs, `confusion` objects by true and found
+        class (the last is the background), and `by_score` precision and recall by minimum score.
+        """
+        evaluation, made, lowest = self.evaluation, self.evaluation.made, float(np.min(self.score))
+        sizes = "ml" if self.kind == "keypoints" else "sml"
+        limit = evaluation.limits.index(self.ap_limit) if self.ap_limit in evaluation.limits else -1
+        truth = [one for place in self.places.values() for one in place.objects if not one["iscrowd"]]
+        objects = np.bincount([one["category_id"] - 1 for one in truth], minlength=len(self.names)).tolist()
+        table = [{"class": "all", "objects": len(truth), **evaluation.precisions(sizes, limit=limit)}]
+        for label, name in enumerate(self.names):
+            table.append({"class": name, "objects": objects[label], **evaluation.precisions(sizes, [label])})
+        by_score = []
+        for score in sorted({*np.linspace(0, 0.95, 20).round(2).tolist(), lowest}):
+            kinds = self.kinds[self.boxes[:, 5] >= score]
+            found, hits = int((kinds != "").sum()), int((kinds == "right").sum())
+            precision, recall = hits / found if found else -1.0, hits / max(self.total, 1)
+            by_score.append({"score": f"{score:.2f}", "precision": precision, "recall": recall})
+        confusion = made.confusion_matrix(RIGHT, min_score=lowest)["matrix"].tolist()
+        return {
+            "score": self.score,
+            "counts": self.counts(),
+            "table": table,
+            "tide": made.tide_errors(RIGHT, NEAR),
+            "calibration_error": made.calibration(iou_threshold=RIGHT)["ece"],
+            "confusion": {"classes": [*self.names, "background"], "matrix": confusion},
+            "by_score": by_score,
+        }
+
+    def at(self) -> str:
+        """The minimum score in words."""
+        of_classes = f" to {np.max(self.score):.3f}, by class" if np.ndim(self.score) else ""
+        return f"at scores from {np.min(self.score):.3f}{of_classes}"
+
+    def sections(self, values: Mapping[str, Any]) -> str:
+        """The sections of the page with `numbers`."""
+        name, cost, counts = NAMES[self.kind], values["tide"]["delta_ap"], values["tide"]["counts"]
+        costs = [
+            {"error": KINDS[kind], "costs AP at IoU 0.5": float(cost[kind]), "at any score": counts[kind]}
+            for kind in sorted(KINDS, key=lambda kind: -cost[kind])
+        ]
+        note = f"AP at IoU 0.5 is {values['tide']['ap_base']:.3f}; each kind of error by TIDE"
+        parts = {
+            name: ("AP by class and size", page.table(values["table"])),
+            f"{name}: by minimum score": (f"Errors are counted {self.at()}", page.table(values["by_score"])),
+            f"{name}: what errors cost": (note, page.table(costs)),
+            f"{name}: taken for one another": (
+                f"Shares of the truth, {self.at()}",
+                page.confusion(**values["confusion"]),
+            ),
+        }
+        return "".join(page.section(title, *part) for title, part in parts.items())
+
+    def pictures(self, figures: Figures) -> str:
+        """The section with pictures of each kind of error, the worst first."""
+        cards = []
+        for kind, title in KINDS.items():
+            missed = sorted(self.missed, key=lambda one: -one["area"]) if kind == "Miss" else []
+            rows = np.flatnonzero(self.chosen & (self.kinds == kind))
+            rows, made = rows[np.argsort(-self.boxes[rows, 5], kind="stable")].tolist(), []
+            for one in missed[:OF_KIND]:
+                text = f"{self.names[one['category_id'] - 1]}, annotation {one['file_id']}"
+                made.append(self.figure(figures, one["image_id"], [one["bbox"]], text, about=one["id"]))
+            for row in rows[:OF_KIND]:
+                text = f"{self.names[self.labels[row]]} {self.boxes[row, 5]:.2f}"
+                made.append(self.figure(figures, int(self.boxes[row, 0]), [self.boxes[row, 1:5]], text, row=row))
+            cards.append(page.card(f"{title}: {len(missed) + len(rows)}", made))
+        return page.section("Where it fails", "Left the truth, right what was found.", *cards)
+
+    def figure(self, figures: Figures, image: int, boxes: Sequence, text: str, **about: Any) -> str:
+        return figures.add(image, self.views(image, figures, boxes, **about), text)
+
+    def views(
+        self,
+        image: int,
+        figures: Figures,
+        boxes: Sequence = (),
+        about: int | None = None,
+        row: int | None = None,
+        more: Sequence[Drawn] = (),
+    ) -> list[np.ndarray]:
+        """The objects of the truth and the found ones, with `more`, around boxes or in the whole image.
+
+        What a figure is about is drawn in colour and last: the object with the number `about`, the found object `row`.
+        """
+        names, place, truth, found = draw.drawable(self.names), self.places[image], [], []
+        codes = self.evaluation.found.places.get("segmentation")
+        for one in sorted(place.objects, key=lambda one: one["id"] == about):
+            mask = self.evaluation.made.coco_gt.ann_to_rle(one) if self.kind == "segm" else None
+            words = names[one["category_id"] - 1] + " (crowd)" * one["iscrowd"]
+            truth.append(Drawn(one["bbox"], words, TRUE if one["id"] == about else OTHER, mask))
+        for one in sorted(place.rows[self.chosen[place.rows]][::-1].tolist(), key=lambda one: one == row):
+            words = f"{names[self.labels[one]]} {self.boxes[one, 5]:.2f}"
+            found.append(Drawn(self.boxes[one, 1:5], words, FOUND if one == row else OTHER, codes and codes[one]))
+        return figures.crops(image, boxes, [truth, [*found, *more]])
+
 
 def shared(evaluation: Evaluation, place: Place) -> np.ndarray:
     """IoUs, [D, G], or OKS of keypoints; with a crowd, the share of the found object inside."""
     objects, crowds = place.objects, [one["iscrowd"] for one in place.objects]
-    if not (len(place.rows) and objects):
-        return np.zeros((len(place.rows), len(objects)))
-    if evaluation.kind == "bbox":
+    if evaluation.kind == "bbox" or not (len(place.rows) and objects):
         return box_ious(evaluation.found.boxes[place.rows, 1:5], [one["bbox"] for one in objects], crowds)
     if evaluation.kind == "segm":
         masks = [evaluation.found.places["segmentation"][row] for row in place.rows]
@@ -106,36 +224,3 @@ def kinds_of(place: Place, labels: np.ndarray, shared: np.ndarray) -> np.ndarray
     other = np.where(~same & ~crowds, shared, 0).max(1, initial=0)
     rules = [(own >= NEAR) & (own < RIGHT), other >= RIGHT, own >= RIGHT, np.maximum(own, other) < NEAR]
     return np.select(rules, ["Loc", "Cls", "Dupe", "Bkg"], "Both")
-
-
-def numbers(judged: Judged, ap_limit: int | None) -> dict[str, Any]:
-    """The numbers of a kind of objects, for ``metrics.json``; -1 where there is nothing to find.
-
-    `table` has AP by class and size, `tide` what each kind of error costs, `confusion` objects by true and found class
-    (the last is the background), and `by_score` precision and recall by minimum score.
-    """
-    evaluation, made = judged.evaluation, judged.evaluation.made
-    sizes = "ml" if evaluation.kind == "keypoints" else "sml"
-    limit = evaluation.limits.index(ap_limit) if ap_limit in evaluation.limits else -1
-    truth = [one for place in judged.places.values() for one in place.objects if not one["iscrowd"]]
-    objects = np.bincount([one["category_id"] - 1 for one in truth], minlength=len(evaluation.truth.classes))
-    table = [{"class": "all", "objects": len(truth), **evaluation.precisions(sizes, limit=limit)}]
-    for label, name in enumerate(evaluation.truth.classes):
-        table.append({"class": name, "objects": int(objects[label]), **evaluation.precisions(sizes, [label])})
-    confusion = made.confusion_matrix(RIGHT, min_score=float(np.min(judged.score)))["matrix"]
-    total = len(made.image_diagnostics(RIGHT)["gt_status"])
-    by_score = []
-    for least_score in sorted({*np.linspace(0, 0.95, 20).round(2).tolist(), float(np.min(judged.score))}):
-        kinds = judged.kinds[judged.boxes[:, 5] >= least_score]
-        found, hits = int((kinds != "").sum()), int((kinds == "right").sum())
-        precision, recall = hits / found if found else -1.0, hits / max(total, 1)
-        by_score.append({"score": f"{least_score:.2f}", "precision": precision, "recall": recall})
-    return {
-        "score": judged.score,
-        "counts": judged.counts(),
-        "table": table,
-        "tide": made.tide_errors(RIGHT, NEAR),
-        "calibration_error": made.calibration(iou_threshold=RIGHT)["ece"],
-        "confusion": {"classes": [*evaluation.truth.classes, "background"], "matrix": confusion.tolist()},
-        "by_score": by_score,
-    }

@@ -69,13 +69,13 @@ def before(args: argparse.Namespace, runner: "Runner") -> None:
 
     from mmengine.dist import get_world_size
 
-    from vitdense.extensions.errors.report import Collected, page_of
+    from vitdense.extensions.errors.report import page_of, watched
     from vitdense.files import check_writable
 
     if get_world_size() > 1:
         raise OptionError(f"--report: got {get_world_size()} processes, expected one")
     check_writable(page_of(args.report), "--report")
-    args.collected = Collected(runner)
+    args.watched = watched(runner)
 
 
 def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runner") -> None:
@@ -83,9 +83,9 @@ def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runne
     if args.report is None:
         return
 
-    from vitdense.extensions.errors.report import write_report
+    from vitdense.extensions.errors.report import tested_of, write_report
 
-    tested = args.collected.tested(runner, metrics, args.tiles, args.overlap)
+    tested = tested_of(runner, args.watched, metrics, args.tiles, args.overlap)
     if "models" in args:  # of `compare`
         args.models.append((tested, runner))
         return

@@ -1,20 +1,22 @@
 """A report of predictions in COCO's format, by any project."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import hotcoco
 import numpy as np
 from pycocotools.cocoeval import Params
 
+from vitdense.extensions.errors.objects import Judged
 from vitdense.extensions.errors.report import Tested
-from vitdense.mm.data.coco import parse
+from vitdense.mm.data.coco import NUMBER, check_keys, parse, read
 from vitdense.mm.errors import ConfigError, join_some
-from vitdense.mm.train.coco_engines import Evaluation, Found, Truth, evaluate
+from vitdense.mm.train.coco_engines import Found, Truth, evaluate
 
 PLACES = {"segm": "segmentation", "keypoints": "keypoints"}
-THRESHOLDS = np.linspace(0.5, 0.95, 10)  # COCO's
+FIELDS = {"bbox": [], "segm": ["segmentation"], "keypoints": ["keypoints", "num_keypoints"]}
+LIMITS = {"bbox": [1, 10, 100], "segm": [1, 10, 100], "keypoints": [20]}  # COCO's, as the thresholds
+THRESHOLDS = np.linspace(0.5, 0.95, 10)
 
 
 def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
@@ -28,61 +30,48 @@ def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
     Raises:
         ConfigError: A file is of another format, or they are of different data.
     """
-    rows, content = parse(file), parse(truth_file)
-    if not isinstance(content, dict) or not all(content.get(key) for key in ("images", "annotations", "categories")):
-        raise ConfigError(
-            f"--truth {truth_file}: got no images, annotations or categories, expected COCO's annotations"
-        )
-    if not isinstance(rows, list) or not rows:
-        raise ConfigError(f"--predictions {file}: got no list of results, or an empty one, expected COCO's results")
-    for i, row in enumerate(rows):
-        if not isinstance(row, dict) or not {"image_id", "category_id", "score"} <= row.keys():
-            raise ConfigError(f"--predictions {file}: result {i} has not image_id, category_id and score")
-    truth, names = Truth({truth_file: content}), [one["name"] for one in content["categories"]]
-    truth.number(names)
+    rows, content = parse(file), read(truth_file)
+    if not content["annotations"]:
+        raise ConfigError(f"--truth {truth_file}: got no annotations, expected COCO's annotations")
+    check_keys(file, "results", rows, {"score": NUMBER})
+    if not rows:
+        raise ConfigError(f"--predictions {file}: got an empty list, expected COCO's results")
+    truth = Truth({truth_file: content})
+    truth.number([one["name"] for one in content["categories"]])
     labels = {one["id"]: i for i, one in enumerate(content["categories"], 1)}
     images = {one: number for (_, one), number in truth.images.items()}
     for key, known in (("image_id", images), ("category_id", labels)):
-        if unknown := sorted({str(row[key]) for row in rows if row[key] not in known}):
+        if unknown := sorted({str(row.get(key)) for row in rows if row.get(key) not in known}):
             raise ConfigError(
                 f"--predictions {file}: {key} not in {truth_file}: {join_some(unknown)}; give annotations of the same "
                 f"data"
             )
     numbered = [{**row, "image_id": images[row["image_id"]], "category_id": labels[row["category_id"]]} for row in rows]
-    try:
-        known = hotcoco.COCO({**truth.dataset, "annotations": []}).load_res(numbered).dataset["annotations"]
-        columns = [[one["image_id"], *one["bbox"], one["score"], one["category_id"]] for one in known]
+    try:  # hotcoco makes boxes of masks and keypoints
+        made = hotcoco.COCO({**truth.dataset, "annotations": []}).load_res(numbered).dataset["annotations"]
+        columns = [[one["image_id"], *one["bbox"], one["score"], one["category_id"]] for one in made]
         boxes = np.array(columns, float).reshape(len(rows), 7)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"--predictions {file}: got a bbox or score ({error}), expected four numbers, and one"
         ) from error
-    kinds = [kind for kind, key in PLACES.items() if all(key in row for row in rows)]
-    evaluations = [_evaluate(truth, boxes, kind, rows, content) for kind in ("bbox", *kinds)]
-    metrics = {f"{one.kind}_{name}": value for one in evaluations for name, value in one.precisions("").items()}
     folder = truth_file.parent if folder is None else folder
-    paths = {images[one["id"]]: str(folder / one.get("file_name", "")) for one in content["images"]}
-    return Tested(str(file), metrics, [(one, 100) for one in evaluations], paths)
-
-
-def _evaluate(truth: Truth, boxes: np.ndarray, kind: str, rows: Sequence[Mapping], content: Mapping) -> Evaluation:
-    options: dict[str, Any] = {"limits": [20] if kind == "keypoints" else [1, 10, 100], "engine": "hotcoco"}
-    key = PLACES.get(kind)
-    if kind == "segm":
-        options["fields"] = ["segmentation"]
-    if kind == "keypoints":
-        options |= {"fields": ["keypoints", "num_keypoints"], "kpt_oks_sigmas": sigmas_of(content)}
-    found = Found(boxes, {key: [row[key] for row in rows]} if key else {})
-    return evaluate(truth, found, kind, images=list(truth.images.values()), thresholds=THRESHOLDS, **options)
+    paths, parts = {images[one["id"]]: str(folder / one["file_name"]) for one in content["images"]}, []
+    for kind, key in {"bbox": None, **PLACES}.items():
+        if key and not all(key in row for row in rows):
+            continue
+        found = Found(boxes, {key: [row[key] for row in rows]} if key else {})
+        options = {"kpt_oks_sigmas": sigmas_of(content)} if kind == "keypoints" else {}
+        options |= {"thresholds": THRESHOLDS, "limits": LIMITS[kind], "fields": FIELDS[kind], "engine": "hotcoco"}
+        parts.append(Judged(evaluate(truth, found, kind, images=list(images.values()), **options), paths))
+    metrics = {f"{x.kind}_{name}": value for x in parts for name, value in x.evaluation.precisions("").items()}
+    return Tested(str(file), metrics, parts)
 
 
 def sigmas_of(content: Mapping) -> np.ndarray:
     """The sigmas of a file's category with keypoints; COCO's for a person's 17."""
     one = next((one for one in content["categories"] if one.get("keypoints")), {})
-    person = Params("keypoints").kpt_oks_sigmas
-    sigmas = np.array(one.get("sigmas", person), float)
-    if len(sigmas) != len(one.get("keypoints", person)):
-        raise ConfigError(
-            f"--truth: got {len(one['keypoints'])} keypoints, expected as many 'sigmas' in their category"
-        )
-    return sigmas
+    sigmas, names = one.get("sigmas", Params("keypoints").kpt_oks_sigmas), one.get("keypoints", ())
+    if names and len(sigmas) != len(names):
+        raise ConfigError(f"--truth: got {len(names)} keypoints, expected as many 'sigmas' in their category")
+    return np.array(sigmas, float)

@@ -40,7 +40,7 @@ def suspects(judged: Judged) -> list[Suspect]:
 
 def _of_image(judged: Judged, image: int, place: Place, recalls: Mapping[int, float]) -> Iterator[Suspect]:
     """The suspects of an image; `recalls` says how often objects of a category are found."""
-    names, boxes, labels = judged.evaluation.truth.classes, judged.boxes[place.rows], judged.labels[place.rows]
+    names, boxes, labels = judged.names, judged.boxes[place.rows], judged.labels[place.rows]
     marked = [one["bbox"] for one in place.objects]
     categories = np.array([one["category_id"] for one in place.objects], int)
     shared = box_ious(boxes[:, 1:5], marked, [one["iscrowd"] for one in place.objects])  # [D, G]
@@ -82,7 +82,7 @@ def _of_image(judged: Judged, image: int, place: Place, recalls: Mapping[int, fl
         yield Suspect(image, score, [boxes[row, 1:5].tolist()], labels[row] + 1, None, reason)
 
 
-def as_results(found: Sequence[Suspect], judged: Judged, paths: Mapping[int, str]) -> list[dict[str, Any]]:
+def as_results(found: Sequence[Suspect], judged: Judged) -> list[dict[str, Any]]:
     """Suspects as results of COCO, with the ids of the annotation file, and why each is one."""
     truth = judged.evaluation.truth
     keys = {number: key for key, number in truth.images.items()}
@@ -95,7 +95,7 @@ def as_results(found: Sequence[Suspect], judged: Judged, paths: Mapping[int, str
             "score": round(float(min(one.score / CERTAIN, 1)), 4),
             "annotation_id": one.object and one.object["file_id"],
             "reason": one.reason,
-            "file_name": Path(paths.get(one.image, "")).name,
+            "file_name": Path(judged.paths[one.image]).name,
         }
         for one in found
     ]

@@ -138,7 +138,7 @@ def check_keys(file: Path, kind: str, items: Any, keys: Mapping[str, Any]) -> No
     for key, of_type in keys.items():
         if lacking := [item for item in items if not isinstance(item.get(key), of_type)]:
             name = "number" if of_type is NUMBER else of_type.__name__
-            what = f"{len(lacking)} of {len(items)} {kind} have no {key!r} of type {name}, which mmdet reads"
+            what = f"{len(lacking)} of {len(items)} {kind} have no {key!r} of type {name}"
             raise ConfigError(f"{file}: {what}; the first is {json.dumps(lacking[0])[:200]}")
 
 
