@@ -99,17 +99,16 @@ def _interval(values: np.ndarray) -> str:
 @torch.no_grad()
 def clock(runners: Sequence[Runner]) -> list[dict[str, Any]]:
     """Parameters, multiply-adds, seconds an image and memory, of models in turn, each on its first image."""
-    batches, times, rows = [next(iter(one.test_dataloader)) for one in runners], [[] for _ in runners], []
-    batches = [{key: values[:1] for key, values in batch.items()} for batch in batches]
-    on_gpu = torch.cuda.is_available()
+    batches, rows, on_gpu = [next(iter(one.test_dataloader)) for one in runners], [], torch.cuda.is_available()
+    turns = [(one, {key: x[:1] for key, x in batch.items()}, []) for one, batch in zip(runners, batches)]
     for _ in range(ROUNDS + 1):  # the first is not counted
-        for runner, batch, kept in zip(runners, batches, times):
+        for runner, batch, times in turns:
             start = perf_counter()
             runner.model.test_step(copy.deepcopy(batch))
             if on_gpu:
                 torch.cuda.synchronize()
-            kept.append(perf_counter() - start)
-    for runner, batch, kept in zip(runners, batches, times):
+            times.append(perf_counter() - start)
+    for runner, batch, times in turns:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
             runner.model.test_step(copy.deepcopy(batch))
@@ -122,7 +121,7 @@ def clock(runners: Sequence[Runner]) -> list[dict[str, Any]]:
                 "M parameters": round(sum(part.params for part in parts) / 1e6, 2),
                 "GMACs": round(sum(part.macs for part in parts) / 1e9, 2),
                 "image": f"{height}x{width}",
-                "ms an image": round(1000 * float(np.median(kept[1:])), 1),
+                "ms an image": round(1000 * float(np.median(times[1:])), 1),
                 "GB": round(torch.cuda.max_memory_allocated() / 1e9, 2) if on_gpu else "",
             }
         )

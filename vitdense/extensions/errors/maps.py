@@ -99,20 +99,14 @@ class Maps(BaseMetric):
             for shown, labels in ((counts, one.truth), (counts & (one.truth != one.found), one.found))
         ]
 
-    def sections(self, values: Mapping[str, Any]) -> str:
-        """The sections of the page with `numbers`."""
-        note = f"Most pixels: {confused(self.names, self.confusion)}. Shares of the truth."
-        confusion = page.confusion(**values["confusion"])
-        classes = page.section("Classes", f"{len(self.images)} images", page.table(values["table"]))
-        return classes + page.section("Taken for one another", note, confusion)
-
     def pictures(self, figures: Figures) -> str:
         """The section with pictures of the images with most wrong pixels."""
         made = []
         for one in sorted(self.images.values(), key=lambda one: -one.wrong)[:SHOWN]:
             text = f"{100 * one.wrong:.1f} % wrong, most of all {one.most}"
             made.append(figures.add(one.path, self.views(one.path, figures), text))
-        return page.section("Where it fails", "The images with most wrong pixels", page.card(LEGEND, made))
+        note = f"The images with most wrong pixels; in all images most are {confused(self.names, self.confusion)}"
+        return page.section("Where it fails", note, page.card(LEGEND, made))
 
 
 def confused(names: Sequence[str], confusion: np.ndarray) -> str:

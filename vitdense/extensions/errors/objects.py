@@ -23,7 +23,6 @@ KINDS = {  # TIDE's kinds of errors
     "Dupe": "found twice",
     "Bkg": "on the background",
 }
-NAMES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints"}
 OF_KIND = 8  # figures of a kind of errors
 
 
@@ -94,8 +93,8 @@ class Judged:
     def numbers(self) -> dict[str, Any]:
         """The numbers for ``metrics.json``; -1 where there is nothing to find.
 
-        `table` has AP by class and size, `tide` what each kind of error costs, `confusion` objects by true and found
-        class (the last is the background), and `by_score` precision and recall by minimum score.
+        `table` has AP by class and size, `by_score` precision and recall by minimum score, `tide` and `costs` what each
+        kind of error costs, and `confusion` objects by true and found class, of which the last is the background.
         """
         evaluation, made, lowest = self.evaluation, self.evaluation.made, float(np.min(self.score))
         sizes = "ml" if self.kind == "keypoints" else "sml"
@@ -111,40 +110,26 @@ class Judged:
             found, hits = int((kinds != "").sum()), int((kinds == "right").sum())
             precision, recall = hits / found if found else -1.0, hits / max(self.total, 1)
             by_score.append({"score": f"{score:.2f}", "precision": precision, "recall": recall})
-        confusion = made.confusion_matrix(RIGHT, min_score=lowest)["matrix"].tolist()
+        tide, confusion = made.tide_errors(RIGHT, NEAR), made.confusion_matrix(RIGHT, min_score=lowest)["matrix"]
+        costs = [
+            {"error": title, "AP": tide["delta_ap"][kind], "at any score": tide["counts"][kind]}
+            for kind, title in sorted(KINDS.items(), key=lambda item: -tide["delta_ap"][item[0]])
+        ]
         return {
             "score": self.score,
             "counts": self.counts(),
-            "table": table,
-            "tide": made.tide_errors(RIGHT, NEAR),
             "calibration_error": made.calibration(iou_threshold=RIGHT)["ece"],
-            "confusion": {"classes": [*self.names, "background"], "matrix": confusion},
+            "tide": tide,
+            "table": table,
             "by_score": by_score,
+            "costs": costs,
+            "confusion": {"classes": [*self.names, "background"], "matrix": confusion.tolist()},
         }
 
     def at(self) -> str:
         """The minimum score in words."""
         of_classes = f" to {np.max(self.score):.3f}, by class" if np.ndim(self.score) else ""
         return f"at scores from {np.min(self.score):.3f}{of_classes}"
-
-    def sections(self, values: Mapping[str, Any]) -> str:
-        """The sections of the page with `numbers`."""
-        name, cost, counts = NAMES[self.kind], values["tide"]["delta_ap"], values["tide"]["counts"]
-        costs = [
-            {"error": KINDS[kind], "costs AP at IoU 0.5": float(cost[kind]), "at any score": counts[kind]}
-            for kind in sorted(KINDS, key=lambda kind: -cost[kind])
-        ]
-        note = f"AP at IoU 0.5 is {values['tide']['ap_base']:.3f}; each kind of error by TIDE"
-        parts = {
-            name: ("AP by class and size", page.table(values["table"])),
-            f"{name}: by minimum score": (f"Errors are counted {self.at()}", page.table(values["by_score"])),
-            f"{name}: what errors cost": (note, page.table(costs)),
-            f"{name}: taken for one another": (
-                f"Shares of the truth, {self.at()}",
-                page.confusion(**values["confusion"]),
-            ),
-        }
-        return "".join(page.section(title, *part) for title, part in parts.items())
 
     def pictures(self, figures: Figures) -> str:
         """The section with pictures of each kind of error, the worst first."""

@@ -16,6 +16,12 @@ from vitdense.files import atomic_write
 
 TABLES = (".csv", ".md")  # files of the table alone
 MOST_CLASSES = 24  # of a matrix of confusion
+TITLES = {  # part of the numbers -> what it says
+    "table": "by class",
+    "by_score": "by minimum score",
+    "costs": "what each kind of error costs in AP at IoU 0.5, by TIDE",
+    "confusion": "taken for one another, in shares of the truth",
+}
 
 
 def text_of(value: Any) -> str:
@@ -42,6 +48,12 @@ def confusion(classes: Sequence[str], matrix: Any) -> str:
     chosen = np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:MOST_CLASSES])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     return table([{"truth / found": classes[i], **{classes[j]: float(shares[i, j]) for j in chosen}} for i in chosen])
+
+
+def numbers(name: str, values: Mapping[str, Any]) -> str:
+    """The sections with the numbers of a kind of results."""
+    made = {key: (confusion(**of) if key == "confusion" else table(of)) for key, of in values.items() if key in TITLES}
+    return "".join(section(f"{name}: {TITLES[key]}", "", html) for key, html in made.items())
 
 
 def card(title: str, figures: Iterable[str]) -> str:

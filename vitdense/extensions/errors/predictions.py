@@ -14,9 +14,7 @@ from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.coco_engines import Found, Truth, evaluate
 
 PLACES = {"segm": "segmentation", "keypoints": "keypoints"}
-FIELDS = {"bbox": [], "segm": ["segmentation"], "keypoints": ["keypoints", "num_keypoints"]}
-LIMITS = {"bbox": [1, 10, 100], "segm": [1, 10, 100], "keypoints": [20]}  # COCO's, as the thresholds
-THRESHOLDS = np.linspace(0.5, 0.95, 10)
+FIELDS = {"segm": ["segmentation"], "keypoints": ["keypoints", "num_keypoints"]}  # of annotations
 
 
 def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
@@ -61,9 +59,12 @@ def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
         if key and not all(key in row for row in rows):
             continue
         found = Found(boxes, {key: [row[key] for row in rows]} if key else {})
-        options = {"kpt_oks_sigmas": sigmas_of(content)} if kind == "keypoints" else {}
-        options |= {"thresholds": THRESHOLDS, "limits": LIMITS[kind], "fields": FIELDS[kind], "engine": "hotcoco"}
-        parts.append(Judged(evaluate(truth, found, kind, images=list(images.values()), **options), paths))
+        coco = Params(kind)
+        options = {"thresholds": coco.iouThrs, "limits": coco.maxDets, "fields": FIELDS.get(kind, ())}
+        if kind == "keypoints":
+            options["kpt_oks_sigmas"] = sigmas_of(content)
+        made = evaluate(truth, found, kind, images=list(images.values()), engine="hotcoco", **options)
+        parts.append(Judged(made, paths))
     metrics = {f"{x.kind}_{name}": value for x in parts for name, value in x.evaluation.precisions("").items()}
     return Tested(str(file), metrics, parts)
 

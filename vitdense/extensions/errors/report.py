@@ -11,7 +11,7 @@ from mmengine.evaluator import BaseMetric
 from vitdense import __version__
 from vitdense.extensions.errors import page
 from vitdense.extensions.errors.maps import METRICS, Maps
-from vitdense.extensions.errors.objects import NAMES, Judged
+from vitdense.extensions.errors.objects import Judged
 from vitdense.extensions.errors.pictures import FOUND, Drawn, Figures
 from vitdense.extensions.errors.suspects import as_results, suspects
 from vitdense.extensions.page import write_page
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmengine.runner import Runner
 
 OF_SUSPECTS = 40  # figures
+NAMES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints", "pixels": "Pixels"}  # of kinds of results
 
 
 @dataclass
@@ -91,7 +92,7 @@ def write_report(target: Path, tested: Tested) -> Path:
     else:
         labels = _labels(target, tested.parts[0], shown, figures)  # first, while there is room
         verdict = "; ".join(f"<b>{name} {number}</b>" for name, number in shown.counts().items()) + f" {shown.at()}"
-    sections = [part.sections(values[part.kind]) for part in tested.parts]
+    sections = [page.numbers(NAMES[kind], of) for kind, of in values.items()]
     body = "".join([*sections, shown.pictures(figures), labels, figures.notes()])
     write_page(path, f"Test of {Path(tested.name).stem}", f"{tested.name}, vitdense {__version__}", verdict, body)
     return path

@@ -46,6 +46,7 @@ def _of_image(judged: Judged, image: int, place: Place, recalls: Mapping[int, fl
     shared = box_ious(boxes[:, 1:5], marked, [one["iscrowd"] for one in place.objects])  # [D, G]
     inside = box_ious(boxes[:, 1:5], marked, [1] * len(marked))  # as of crowds: the share of the found object
     inside *= categories == labels[:, None] + 1
+    overlaps = box_ious(marked, marked)
     scores = np.zeros((len(boxes), len(names)))
     scores[np.arange(len(boxes)), labels] = boxes[:, 5]
     free: list[int] = []  # rows where nothing is marked, one a place
@@ -56,7 +57,7 @@ def _of_image(judged: Judged, image: int, place: Place, recalls: Mapping[int, fl
         label, box = one["category_id"] - 1, one["bbox"]
         at = np.where(shared[:, i, None] >= AT, scores, 0).max(0, initial=0)  # [classes]
         other, near = int(np.where(np.arange(len(names)) == label, -1, at).argmax()), at.max()
-        twins = np.flatnonzero((box_ious([box], marked[:i])[0] >= DOUBLE) & (categories[:i] == label + 1))
+        twins = np.flatnonzero((overlaps[i, :i] >= DOUBLE) & (categories[:i] == label + 1))
         if one["iscrowd"]:
             continue
         if len(twins):
