@@ -117,8 +117,8 @@ def confused(names: Sequence[str], confusion: np.ndarray) -> str:
 
 
 def _labels(sample: Mapping[str, Any], ignored: int) -> list[np.ndarray]:
-    truth, found = (sample[key]["data"].squeeze().cpu().numpy() for key in ("gt_sem_seg", "pred_sem_seg"))
-    return [np.where(truth == ignored, VOID, truth), found]
+    maps = [sample[key]["data"].squeeze().cpu().numpy().astype(np.int64) for key in ("gt_sem_seg", "pred_sem_seg")]
+    return [np.where(maps[0] == ignored, VOID, maps[0]), maps[1]]
 
 
 def _segments(sample: Mapping[str, Any]) -> list[np.ndarray]:
