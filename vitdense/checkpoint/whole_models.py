@@ -198,7 +198,7 @@ def fit_whole(
         matches[start] = module, detect(state, (module.family,), prefix=start)
     _, trunk = matches.get("backbone.", (None, None))
     if base is not None or (is_foreign and (trunk is None or _are_differences(trunk, source))):
-        state = _with_base(model.backbone, state, trunk, base, source, report)
+        state = _with_base(model.backbone, state, trunk, base, report)
         matches.pop("backbone.", None)  # the trunk has our names now
     for start, (module, match) in matches.items():
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
@@ -235,26 +235,22 @@ def fit_whole(
 
 
 def _with_base(
-    trunk: nn.Module,
-    state: dict[str, Tensor],
-    match: Match | None,
-    base: str | Path | None,
-    source: str,
-    report: LoadReport,
+    trunk: nn.Module, state: dict[str, Tensor], match: Match | None, base: str | Path | None, report: LoadReport
 ) -> dict[str, Tensor]:
     """A mask transformer's state dict with a whole trunk by our names: `base`, plus differences if `match` has them."""
-    if match is not None and not _are_differences(match, source):
-        raise CheckpointMismatchError(f"base: got {base}, but {source} has the whole trunk; leave it out")
+    if match is not None and not _are_differences(match, report.source):
+        raise CheckpointMismatchError(f"base: got {base}, but {report.source} has the whole trunk; leave it out")
     if base is None:
         has = "no trunk" if match is None else "differences to the weights of the trunk"
         raise CheckpointMismatchError(
-            f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "
+            f"{report.source} has {has}: give the trunk's weights as base, a file or a name, in a "
             f"config default_hooks=dict(exact_load=dict(base=...))"
         )
     with naming_option("default_hooks.exact_load.base"):
         of_base = load_pretrained(trunk, base)
     values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
-    differences = {} if match is None else transfer(match, trunk, LoadReport(source, match.scheme.name), is_whole=True)
+    unused = LoadReport(report.source, "")
+    differences = {} if match is None else transfer(match, trunk, unused, is_whole=True)
     for key, value in differences.items():
         values[f"backbone.{key}"] = values[f"backbone.{key}"] + value
     report.scheme = f"{match.scheme.name if match else 'the head alone'}, with the trunk of {of_base.source}"
