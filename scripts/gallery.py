@@ -21,7 +21,6 @@ from measuring import build
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
-from vitdense.mm.data.shapes import draw_dataset
 from vitdense.mm.predictor import load_model
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
@@ -32,8 +31,7 @@ STREETS = "eomt_deit_t_camvid"  # another, and photos of COCO val2017 to show it
 PHOTOS = ("000000423617.jpg", "000000184324.jpg")
 REGION = (0, 5066, 1000, 5750)  # of the page of errors: another class
 TURNED, TURNED_SHAPES = "rfdetr_oriented_nano_shapes", (4, 162, 175)
-OWN_PHOTOS = ()  # photos of COCO under CC BY 2.0, which the model of photos.txt gets right
-SHAPES = (27, 72, 86)  # images that the model in the package gets right
+OWN_PHOTOS = tuple(f"val2017/000000{x}.jpg" for x in (343937, 423617, 377575))  # credits: docs/images/photos.txt
 METHODS = {  # in the names of configs: name, marker
     "mask_rcnn": ("Mask R-CNN", "o"),
     "cascade": ("Cascade Mask R-CNN", "s"),
@@ -149,7 +147,7 @@ def streets(path: Path) -> None:
 def photos(path: Path) -> None:
     """Photos with the objects that the model of docs/images/photos.txt finds. It must be trained into
     `work_dirs/photos`, and COCO's photos be in `data/coco`."""
-    model, height, pictures = vitdense.load(REPO / "work_dirs/photos", score_thr=0.5), 300, []
+    model, height, pictures = vitdense.load(REPO / "work_dirs/photos", score_thr=0.6), 300, []
     for name in OWN_PHOTOS:
         drawn = model(REPO / "data/coco" / name).plot()
         pictures.append(drawn.resize((round(drawn.width * height / drawn.height), height), Image.Resampling.LANCZOS))
@@ -165,18 +163,6 @@ def beside(*pictures: Image.Image) -> Image.Image:
         page.paste(picture, (left, 0))
         left += picture.width + 8
     return page
-
-
-def shapes(path: Path) -> None:
-    """Images of the embedded validation data as the model in the package sees them, twice as large."""
-    model, pictures = vitdense.load("shapes_nano", score_thr=0.5), []
-    with TemporaryDirectory() as folder:
-        drawn = draw_dataset(Path(folder) / "shapes", num_train=1, num_val=max(SHAPES))
-        for number in SHAPES:
-            image = Image.open(drawn / f"val/{number:06}.jpg")
-            pictures.append(model(image.resize((2 * image.width, 2 * image.height))).plot())
-    with atomic_write(path) as scratch:
-        beside(*pictures).quantize(255).save(scratch, format="png", optimize=True)
 
 
 def oriented(path: Path) -> None:
@@ -226,7 +212,7 @@ def save(figure: Figure, path: Path) -> None:
 
 PICTURES: dict[str, Callable[[Path], None]] = {
     picture.__name__: picture
-    for picture in (ap_flops, counted_costs, attention_cost, streets, photos, shapes, oriented, inside, errors)
+    for picture in (ap_flops, counted_costs, attention_cost, streets, photos, oriented, inside, errors)
 }
 
 

@@ -43,7 +43,7 @@ def test_pages_load_no_files_from_other_hosts(site):
 
 def test_readme_has_links_of_the_book(site):
     page = (site / "readme.html").read_text()
-    for link in ("install.html", "contributing.html", "changelog.html", "LICENSE.txt", "images/shapes.png"):
+    for link in ("install.html", "contributing.html", "changelog.html", "LICENSE.txt", "images/photos.png"):
         assert re.search(rf'(href|src)="{link}', page), link
         assert (site / link).is_file()
     assert 'href="recipes.html#recipes"' in (site / "choose.html").read_text()
