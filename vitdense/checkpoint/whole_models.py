@@ -197,6 +197,8 @@ def fit_whole(
             backbones.append(start)
         matches[start] = module, detect(state, (module.family,), prefix=start)
     _, trunk = matches.get("backbone.", (None, None))
+    if (base is not None or is_foreign) and not hasattr(getattr(model, "backbone", None), "family"):
+        raise CheckpointMismatchError(f"{source} needs a backbone of vitdense: give the config of its training")
     if base is not None or (is_foreign and (trunk is None or _are_differences(trunk, source))):
         state = _with_base(model.backbone, state, trunk, base, report)
         matches.pop("backbone.", None)  # the trunk has our names now

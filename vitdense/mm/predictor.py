@@ -104,6 +104,8 @@ class Predictor:
         scope = cfg.get("default_scope", "mmdet")
         if scope not in ("mmdet", "mmseg"):
             raise ConfigError(f"{cfg.filename}: got default_scope={scope!r}, expected 'mmdet' or 'mmseg'")
+        if scope == "mmseg" and inference.tiles is not None:
+            raise ConfigError(query.NO_TILES)
         self.model = load_model(cfg, checkpoint, inference.device, classes)
         self.inference = inference
         self.names: Sequence[str] = self.model.dataset_meta["classes"]
@@ -117,7 +119,6 @@ class Predictor:
         steps = query.test_steps(self.model.cfg)
         self._step = self.model.test_step
         if inference.tiles is not None:
-            query.check_tiles(cfg)
             from vitdense.mm.heads.tiled import TiledDetector  # here, for segmentors do without mmdet
 
             steps, of_tile = query.split_pipeline(steps)

@@ -275,6 +275,7 @@ def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
         ("test_dataloader", {"_delete_": True}, "test_dataloader.dataset"),
         ("test_evaluator", {"_delete_": True, "metric": "bbox"}, "a list of such"),
         ("train_dataloader.dataset.ann_file", True, "text"),
+        ("train_dataloader.dataset.pipeline", "0", "a list of dicts"),
         ("train_dataloader.dataset.data_prefix.img", 3, "a dict of texts"),
     ],
 )

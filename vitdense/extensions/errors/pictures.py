@@ -42,7 +42,9 @@ class Figures:
         pixels = self.read(image)
         if pixels is None:
             return []
-        shown = region(pixels.shape[1::-1], about)
+        size = pixels.shape[1::-1]
+        ends = [np.clip([box[:2], np.add(box[:2], box[2:])], 0, size) for box in about]  # [2, 2]: first and last x, y
+        shown = region(size, [(*first, *(last - first)) for first, last in ends])
         scale, views = SIDE / max(shown[2:]), []
         for drawn in sides:
             boxes = [(np.subtract(one.box, (*shown[:2], 0, 0)) * scale).tolist() for one in drawn]

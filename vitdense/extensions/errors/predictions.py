@@ -9,11 +9,18 @@ from pycocotools.cocoeval import Params
 
 from vitdense.extensions.errors.objects import Judged
 from vitdense.extensions.errors.report import Tested
-from vitdense.mm.data.coco import NUMBER, check_keys, parse, read
+from vitdense.mm.data.coco import KEYS, NUMBER, check_keys, parse, read_json
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.train.coco_engines import Found, Truth, evaluate
 
 PLACES = {"segm": "segmentation", "keypoints": "keypoints"}
+# What a report needs of annotations; figures by size need an area too, and pictures the file names.
+TRUTH = {
+    "images": {"id": int},
+    "annotations": {"image_id": int, "category_id": int, "bbox": list},
+    "categories": KEYS["categories"],
+}
+ROWS = {"image_id": int, "category_id": int, "score": NUMBER}
 FIELDS = {"segm": ["segmentation"], "keypoints": ["keypoints", "num_keypoints"]}  # of annotations
 
 
@@ -28,10 +35,10 @@ def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
     Raises:
         ConfigError: A file is of another format, or they are of different data.
     """
-    rows, content = parse(file), read(truth_file)
+    rows, content = parse(file), read_json(truth_file, TRUTH)
     if not content["annotations"]:
         raise ConfigError(f"--truth {truth_file}: got no annotations, expected COCO's annotations")
-    check_keys(file, "results", rows, {"score": NUMBER})
+    check_keys(file, "results", rows, ROWS)
     if not rows:
         raise ConfigError(f"--predictions {file}: got an empty list, expected COCO's results")
     truth = Truth({truth_file: content})
@@ -54,7 +61,7 @@ def tested_of(file: Path, truth_file: Path, folder: Path | None) -> Tested:
             f"--predictions {file}: got a bbox or score ({error}), expected four numbers, and one"
         ) from error
     folder = truth_file.parent if folder is None else folder
-    paths, parts = {images[one["id"]]: str(folder / one["file_name"]) for one in content["images"]}, []
+    paths, parts = {images[one["id"]]: str(folder / one.get("file_name", "")) for one in content["images"]}, []
     for kind, key in {"bbox": None, **PLACES}.items():
         if key and not all(key in row for row in rows):
             continue

@@ -1,11 +1,12 @@
 """What the keys of a config are, wherever mmengine, mmdet, mmseg and the passes read them."""
 
+import re
 from collections.abc import Callable
 from os import PathLike
 
 from mmengine.config import Config
 
-from vitdense.mm.config.base import ABSENT, find
+from vitdense.mm.config.base import ABSENT, find, flat
 from vitdense.mm.config.query import nodes
 from vitdense.mm.errors import ConfigError
 
@@ -20,6 +21,7 @@ def _are_dicts(value: object, key: str | None = None) -> bool:
 
 
 _DICT = (_is(dict), "a dict")
+_DICTS = (lambda x: x is None or (isinstance(x, (list, tuple)) and _are_dicts(x)), "a list of dicts")
 _BUILT = (lambda x: x is None or _are_dicts(x, "type"), "dict(type=...), or a list of such")
 _PARTS = ("auxiliary_head", "bbox_head", "data_preprocessor", "decode_head", "neck", "roi_head", "rpn_head")
 MODES = ("slide", "whole", "slide_flip")  # of a segmentor; the last of depth estimators
@@ -29,15 +31,15 @@ AT = {  # dotted key: whether a value fits, and what is expected
     "default_hooks": (lambda x: _is(dict)(x) and all(map(_is(dict), (x or {}).values())), "a dict of dicts"),
     **dict.fromkeys(("visualizer", "val_evaluator", "test_evaluator", *(f"model.{part}" for part in _PARTS)), _BUILT),
     **dict.fromkeys(("model", "model.backbone"), (lambda x: _are_dicts(x, "type"), "dict(type=...)")),
-    **{f"{split}_dataloader": _DICT for split in ("train", "val", "test")},
-    **{f"{split}_dataloader.dataset": _DICT for split in ("train", "val", "test")},
-    "custom_hooks": (lambda x: x is None or (isinstance(x, (list, tuple)) and _are_dicts(x)), "a list of dicts"),
+    **{f"{split}_dataloader{part}": _DICT for split in ("train", "val", "test") for part in ("", ".dataset")},
+    "custom_hooks": _DICTS,
 }
-# Numbers of layers in parts of mmdet and mmseg; what has half a million is built, and for hours.
-_LAYERS = ("depth", "stacked_convs", *(f"num_{x}" for x in ("blocks", "cells", "convs", "layers", "outs", "stages")))
-_LAYERS += tuple(f"num_{of}{x}" for of in ("", "shared_", "cls_", "reg_", "mask_", "ffn_") for x in ("convs", "fcs"))
+# Numbers of layers, also in lists: half a million of them are built, for hours.
+_LAYERS = re.compile(r"depths?|stacked_convs|num_\w*(blocks|cells|convs|fcs|layers|outs|stages)")
+_FEW = (lambda x: not any(isinstance(n, int) and n >= 1000 for n in flat(x).values()), "fewer than 1000")
 ANYWHERE = {
-    **dict.fromkeys(_LAYERS, (lambda x: not isinstance(x, int) or x < 1000, "fewer than 1000")),
+    **dict.fromkeys(("datasets", "pipeline"), _DICTS),
+    "dataset": _DICT,
     "type": (lambda x: (_is(str)(x) or callable(x)) and x != "", "a name or a class"),
     "ann_file": (_is(str, PathLike, list, tuple), "text"),
     "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str, PathLike), x.values())), "a dict of texts"),
@@ -49,6 +51,7 @@ def check_kinds(cfg: Config) -> None:
     values = [(key, find(cfg, key), rule, "the config") for key, rule in AT.items()]
     for node in nodes(cfg.to_dict()):
         values += [(key, node[key], rule, node) for key, rule in ANYWHERE.items() if key in node]
+        values += [(key, value, _FEW, node) for key, value in node.items() if _LAYERS.fullmatch(str(key))]
     for key, value, (fits, expected), where in values:
         if value is not ABSENT and not fits(value):
             got = f"got {key} = {str(value)[:60]} in {str(where)[:80]}"

@@ -12,8 +12,8 @@ from torch import nn
 
 from vitdense.mm.config.base import Asked
 from vitdense.mm.config.query import (
+    NO_TILES,
     as_list,
-    check_tiles,
     find_class,
     hooks,
     leaf_datasets,
@@ -106,7 +106,8 @@ def tile_tests(cfg: Config, asked: Asked) -> None:
     """Wrap the detector for tiles, and split the test pipeline between image and tiles."""
     if asked.inference.tiles is None:
         return
-    check_tiles(cfg)
+    if cfg.get("default_scope") == "mmseg":
+        raise ConfigError(NO_TILES)
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
         dataset.pipeline, steps = split_pipeline(dataset.pipeline)
     tiles = dict(side=asked.inference.tiles, overlap=asked.inference.overlap, pipeline=steps)

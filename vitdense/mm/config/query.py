@@ -1,4 +1,4 @@
-"""What a config says: its dicts, data sets, pipelines, heads and classes. Nothing here changes it."""
+"""What a config says: its dicts, data sets, pipelines, heads and classes."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +12,9 @@ from vitdense.families import Model, row_of
 from vitdense.files import read_text
 from vitdense.mm.data.classes import clean
 from vitdense.mm.data.coco import overview
-from vitdense.mm.errors import ConfigError
 from vitdense.seams import loaders
 
+NO_TILES = "tiles: got a segmentor, expected a detector; set test_cfg=dict(mode='slide', crop_size=..., stride=...)"
 SPLITS = ("train", "val", "test")
 UNSEEN = ("meta_keys", "backend_args")  # options of pipeline steps that change no pixel
 PARTS = ("num_things_classes", "num_stuff_classes")  # of a panoptic head
@@ -106,14 +106,6 @@ def class_heads(node: object, path: str = "model", is_head: bool = False) -> Ite
     elif isinstance(node, (list, tuple)):
         for i, value in enumerate(node):
             yield from class_heads(value, f"{path}.{i}", is_head)
-
-
-def check_tiles(cfg: Config) -> None:
-    if cfg.get("default_scope") == "mmseg":
-        raise ConfigError(
-            "tiles: got a segmentor, expected a detector; a segmentor slides over an image by its config: "
-            "model.test_cfg=dict(mode='slide', crop_size=(512, 512), stride=(341, 341))"
-        )
 
 
 def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
