@@ -31,16 +31,17 @@ AT = {  # dotted key: whether a value fits, and what is expected
     "default_hooks": (lambda x: _is(dict)(x) and all(map(_is(dict), (x or {}).values())), "a dict of dicts"),
     **dict.fromkeys(("visualizer", "val_evaluator", "test_evaluator", *(f"model.{part}" for part in _PARTS)), _BUILT),
     **dict.fromkeys(("model", "model.backbone"), (lambda x: _are_dicts(x, "type"), "dict(type=...)")),
-    **{f"{split}_dataloader{part}": _DICT for split in ("train", "val", "test") for part in ("", ".dataset")},
+    **{f"{split}_dataloader": _DICT for split in ("train", "val", "test")},
     "custom_hooks": _DICTS,
 }
+_NAME = re.compile(r"[^\s./]+(\.[^\s./]+)*")
 # Numbers of layers, also in lists: half a million of them are built, for hours.
 _LAYERS = re.compile(r"depths?|stacked_convs|num_\w*(blocks|cells|convs|fcs|layers|outs|stages)")
 _FEW = (lambda x: not any(isinstance(n, int) and n >= 1000 for n in flat(x).values()), "fewer than 1000")
 ANYWHERE = {
     **dict.fromkeys(("datasets", "pipeline"), _DICTS),
-    "dataset": _DICT,
-    "type": (lambda x: (_is(str)(x) or callable(x)) and x != "", "a name or a class"),
+    "dataset": (lambda x: isinstance(x, dict), "a dict"),
+    "type": (lambda x: x is None or callable(x) or (isinstance(x, str) and _NAME.fullmatch(x)), "a name or a class"),
     "ann_file": (_is(str, PathLike, list, tuple), "text"),
     "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str, PathLike), x.values())), "a dict of texts"),
 }
