@@ -31,6 +31,7 @@ REFUSED = [  # key, value, words of the message
     ("model.backbone", 3, r"got .*, expected dict\(...\)"),
     ("model", None, r"got .*, expected dict\(...\)"),
     ("model.neck.in_channels", None, r"got .*, expected \[...\]"),
+    ("model.neck.in_channels", {}, r"got .*, expected \[...\]"),
     ("model.neck.in_channels.0", 64, r"got .*, expected the whole list: model\.neck\.in_channels="),
     ("train_dataloader.dataset.data_root", 7, "got .*, expected a path"),
     ("model.neck.out_channels", {}, "got .*, expected a value"),

@@ -148,7 +148,7 @@ def _check_kind(key: str, old: Any, value: Any) -> None:
     elif part in ("data_root", "ann_file"):
         fits, expected = isinstance(value, str) or (value is None and part == "ann_file"), "a path"
     elif isinstance(old, (list, tuple)) and "." in key:
-        fits, expected = value is not None, "[...]"
+        fits, expected = value is not None and not isinstance(value, Mapping), "[...]"
     else:
         fits, expected = old is None or not isinstance(value, Mapping), "a value"
     if not fits:
