@@ -251,8 +251,7 @@ def _with_base(
     with naming_option("default_hooks.exact_load.base"):
         of_base = load_pretrained(trunk, base)
     values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
-    unused = LoadReport(report.source, "")
-    differences = {} if match is None else transfer(match, trunk, unused, is_whole=True)
+    differences = {} if match is None else transfer(match, trunk, LoadReport("", ""), is_whole=True)
     for key, value in differences.items():
         values[f"backbone.{key}"] = values[f"backbone.{key}"] + value
     report.scheme = f"{match.scheme.name if match else 'the head alone'}, with the trunk of {of_base.source}"

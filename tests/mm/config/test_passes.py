@@ -269,6 +269,7 @@ def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
         ("model.backbone", None, "dict(type=...)"),
         ("visualizer", 7, "dict(type=...)"),
         ("custom_hooks", [3], "a list of dicts"),
+        ("param_scheduler", True, "a list of such"),
         ("model.rpn_head.num_convs", 534199, "fewer than 1000"),
         ("default_hooks.logger", 3, "a dict of dicts"),
         ("val_dataloader", {"_delete_": True, "batch_size": 2}, "val_dataloader.dataset"),

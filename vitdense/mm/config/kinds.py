@@ -27,12 +27,13 @@ _PARTS = ("auxiliary_head", "bbox_head", "data_preprocessor", "decode_head", "ne
 MODES = ("slide", "whole", "slide_flip")  # of a segmentor; the last of depth estimators
 AT = {  # dotted key: whether a value fits, and what is expected
     "default_scope": (_is(str), "text"),
-    **dict.fromkeys(("env_cfg", "optim_wrapper", "model.test_cfg"), _DICT),
+    **dict.fromkeys(("auto_scale_lr", "env_cfg", "model.test_cfg", "optim_wrapper", "settings"), _DICT),
     "default_hooks": (lambda x: _is(dict)(x) and all(map(_is(dict), (x or {}).values())), "a dict of dicts"),
     **dict.fromkeys(("visualizer", "val_evaluator", "test_evaluator", *(f"model.{part}" for part in _PARTS)), _BUILT),
     **dict.fromkeys(("model", "model.backbone"), (lambda x: _are_dicts(x, "type"), "dict(type=...)")),
-    **{f"{split}_dataloader": _DICT for split in ("train", "val", "test")},
+    **{f"{split}_{part}": _DICT for split in ("train", "val", "test") for part in ("cfg", "dataloader")},
     "custom_hooks": _DICTS,
+    "param_scheduler": (lambda x: x is None or _are_dicts(x), "a dict, or a list of such"),
 }
 _NAME = re.compile(r"[^\s./]+(\.[^\s./]+)*")
 # Numbers of layers, also in lists: half a million of them are built, for hours.
