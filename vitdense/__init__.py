@@ -6,16 +6,11 @@ neither torch nor any package of mm.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitdense.families import FOLDERS
 from vitdense.ops.finder import install as _install_ops
 from vitdense.seams import merged
-
-if TYPE_CHECKING:  # others are `Any` to type checkers
-    from vitdense.hub import create as create
-    from vitdense.hub import list_models as list_models
-    from vitdense.mm.predictor import load as load
 
 __version__ = "0.4.0.dev0"
 _LAZY = {  # name: the module that has it, imported when the name is first used
