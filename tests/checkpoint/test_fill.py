@@ -12,7 +12,7 @@ from torch import nn
 
 import vitdense
 from vitdense import Swin, ViT
-from vitdense.checkpoint.fill import fill
+from vitdense.checkpoint.fit import fill
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.checkpoint.read import read
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cost import CostCounter
 from vitdense import MViT, Swin, SwinV2
-from vitdense.checkpoint.fill import fill
+from vitdense.checkpoint.fit import fill
 from vitdense.layers import blocks
 from vitdense.models.mvit.model import MViTBlock
 from vitdense.models.swin.model import SwinBlock

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.detect import WRAPPERS, detect, entries, unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.fill import fill
-from vitdense.checkpoint.fit import LoadReport, match_exactly, same_kind, spread, stem_weight, transfer
+from vitdense.checkpoint.fit import LoadReport, fill, match_exactly, same_kind, spread, stem_weight, transfer
 from vitdense.checkpoint.read import parts_in_timm, read
 from vitdense.checkpoint.schemes import NAMING
 

@@ -19,7 +19,7 @@ from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.fill import fill
+from vitdense.checkpoint.fit import fill
 from vitdense.checkpoint.whole_models import fit_whole, trained_classes
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config import query

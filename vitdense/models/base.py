@@ -227,7 +227,7 @@ class Backbone(Module):
             `create` then the row of the name, without facts of weights.
         place: Key of the backbone in a config, for error messages.
         takes_tensors: Whether it may be built on the meta device and get the tensors of a file; see
-            `vitdense.checkpoint.fill.fill`.
+            `vitdense.checkpoint.fit.fill`.
     """
 
     family: str

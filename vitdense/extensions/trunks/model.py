@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from vitdense.checkpoint.detect import unwrap
 from vitdense.checkpoint.errors import CheckpointMismatchError
-from vitdense.checkpoint.fill import fill
-from vitdense.checkpoint.fit import LoadReport, match_exactly
+from vitdense.checkpoint.fit import LoadReport, fill, match_exactly
 from vitdense.checkpoint.read import read, renamed_by_timm
 from vitdense.errors import OptionError
 from vitdense.extensions.trunks.measure import Facts, measure, parts
@@ -117,7 +116,7 @@ class ForeignTrunk(Backbone):
     def fill(
         self, state: Mapping[str, Tensor], source: str, built: nn.Module | None = None, is_own: bool = True
     ) -> None:
-        """See `load_weights`; for `is_own` see `vitdense.checkpoint.fill.fill`."""
+        """See `load_weights`; for `is_own` see `vitdense.checkpoint.fit.fill`."""
         has_our_names, targets, whole = all(key.startswith("trunk.") for key in state), self.state_dict(), ()
         if not has_our_names:
             state, whole = self.renamed(state, built)
