@@ -107,8 +107,7 @@ def test_a_training_is_refused_before_its_first_iteration(tmp_path):
 
 
 def test_what_cannot_be_built_is_found_before_a_training(tmp_path):
-    options = {"optim_wrapper.optimizer": {"_delete_": True, "type": "SGD", "lr": 0.1}}
-    cfg = config(BOXES, tmp_path, **options)
+    cfg = config(BOXES, tmp_path, **{"optim_wrapper.optimizer": {"_delete_": True, "type": "SGD", "lr": 0.1}})
     found = [str(one) for one in findings(cfg, ("train",), data_sets(cfg, ("train",)))]
     assert any(line.startswith("optim_wrapper") and "weight_decay" in line for line in found)
 

@@ -290,3 +290,9 @@ def test_values_of_another_kind(tmp_path, key, value, expected):
     (tmp_path / "mine.py").write_text(f"{BASE}{name} = {part!r}\n")
     with pytest.raises(ConfigError, match=re.escape(expected)):
         load_config(tmp_path / "mine.py")
+
+
+def test_variables_and_what_a_logger_is_told_are_free(tmp_path):
+    told = "dataset, depths, visualizer = 'coco', [2000], dict(init_kwargs=dict(dataset='a', type='a b'))"
+    (tmp_path / "mine.py").write_text(f"{BASE}{told}\n")
+    assert load_config(tmp_path / "mine.py").dataset == "coco"

@@ -7,6 +7,7 @@ from os import PathLike
 from mmengine.config import Config
 
 from vitdense.mm.config.base import ABSENT, find, flat
+from vitdense.mm.config.options import TOP_LEVEL
 from vitdense.mm.config.query import nodes
 from vitdense.mm.errors import ConfigError
 
@@ -40,19 +41,24 @@ _NAME = re.compile(r"[^\s./]+(\.[^\s./]+)*")
 _LAYERS = re.compile(r"depths?|stacked_convs|num_\w*(blocks|cells|convs|fcs|layers|outs|stages)")
 _FEW = (lambda x: not any(isinstance(n, int) and n >= 1000 for n in flat(x).values()), "fewer than 1000")
 ANYWHERE = {
-    **dict.fromkeys(("datasets", "pipeline"), _DICTS),
-    "dataset": (lambda x: isinstance(x, dict), "a dict"),
-    "type": (lambda x: x is None or callable(x) or (isinstance(x, str) and _NAME.fullmatch(x)), "a name or a class"),
+    "type": (lambda x: (_is(str)(x) or callable(x)) and x != "", "a name or a class"),
     "ann_file": (_is(str, PathLike, list, tuple), "text"),
     "data_prefix": (lambda x: not isinstance(x, dict) or all(map(_is(str, PathLike), x.values())), "a dict of texts"),
 }
+# What mm looks up, and its data: a user's variables, and what a logger is told, may have such keys too.
+LOOKED_UP = {"type": (lambda x: not isinstance(x, str) or _NAME.fullmatch(x), "a name or a class")}
+OF_DATA = {"dataset": (lambda x: isinstance(x, dict), "a dict"), **dict.fromkeys(("datasets", "pipeline"), _DICTS)}
 
 
 def check_kinds(cfg: Config) -> None:
     """Raise a ConfigError if a key has a value of another kind than whoever reads it expects."""
     values = [(key, find(cfg, key), rule, "the config") for key, rule in AT.items()]
-    for node in nodes(cfg.to_dict()):
-        values += [(key, node[key], rule, node) for key, rule in ANYWHERE.items() if key in node]
+    data = [cfg.get(f"{split}_dataloader") for split in ("train", "val", "test")]
+    built = [cfg.get(key) for key in TOP_LEVEL - {"visualizer"}]
+    for rules, part in ((ANYWHERE, cfg.to_dict()), (LOOKED_UP, built), (OF_DATA, data)):
+        for node in nodes(part):
+            values += [(key, node[key], rule, node) for key, rule in rules.items() if key in node]
+    for node in nodes(cfg.model):
         values += [(key, value, _FEW, node) for key, value in node.items() if _LAYERS.fullmatch(str(key))]
     for key, value, (fits, expected), where in values:
         if value is not ABSENT and not fits(value):
