@@ -10,12 +10,10 @@ import torch
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.model import frozen
 from vitdense.mm.checks.sets import data_sets
-from vitdense.mm.config.base import build_model
+from vitdense.mm.config.base import build_loader, build_model
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.run import in_process
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
-from vitdense.mm.train.runner import Runner
 
 BOXES, MASKS, MAPS = "cascade_rcnn_swin_nano_shapes", "cascade_swin_nano_shapes", "upernet_swin_nano_shapes"
 
@@ -70,7 +68,7 @@ def test_dry_step_changes_nothing(name, tmp_path):
     cfg = config(name, tmp_path)
     assert list(dry_step.find(cfg, ("train", "val"))) == []
     assert not (tmp_path / "shapes").exists()  # drawn elsewhere
-    train, val = (Runner.build_dataloader(in_process(cfg[f"{split}_dataloader"]), seed=0) for split in ("train", "val"))
+    train, val = (build_loader(cfg, split) for split in ("train", "val"))
     model = build_model(cfg).train()
     model.init_weights()
     evaluator = dry_step.Evaluator([cfg.val_evaluator])

@@ -122,15 +122,6 @@ def test_a_loop_of_mmengine_without_a_length_is_refused(loop):
     assert list(warm_up(cfg, 100)) == []
 
 
-@pytest.mark.parametrize("size", [0, None, "2", 1.5])
-def test_the_warm_up_of_no_batch_is_not_reckoned(size):
-    cfg = load_config("mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py")
-    cfg.train_dataloader.batch_size = 2
-    assert len(list(warm_up(cfg, 2))) == 1
-    cfg.train_dataloader.batch_size = size
-    assert list(warm_up(cfg, 2)) == []
-
-
 def test_values_in_their_range_pass():
     right = {"optim_wrapper.optimizer.lr": 0, "optim_wrapper.clip_grad": None, "randomness.seed": None}
     assert errors({**right, "optim_wrapper.accumulative_counts": 4}) == []

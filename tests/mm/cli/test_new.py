@@ -19,8 +19,7 @@ from vitdense.mm.checks.model import normalisation, padding
 from vitdense.mm.cli import new
 from vitdense.mm.config import own_data
 from vitdense.mm.config.load import load_config
-from vitdense.mm.config.query import class_heads
-from vitdense.mm.config.settings import image_size
+from vitdense.mm.config.query import class_heads, image_size
 
 DETECTION = ["new", "detection", "--train", "train.json", "--val", "val.json", "--images", "pictures"]
 SEGMENTATION = ["new", "segmentation", "--images", "images/train", "--labels", "labels/train"]

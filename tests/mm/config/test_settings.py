@@ -7,8 +7,7 @@ from vitdense.mm.config import settings
 from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
 from vitdense.mm.config.passes import LOADING
-from vitdense.mm.config.query import nodes
-from vitdense.mm.config.settings import image_size
+from vitdense.mm.config.query import image_size, nodes
 
 COCO = "_base_ = 'vitdense::configs/cascade_swin_t_coco.py'\n"
 

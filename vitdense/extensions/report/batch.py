@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 from mmengine.config import Config
-from mmengine.registry import MODELS, VISUALIZERS, init_default_scope
+from mmengine.registry import MODELS, VISUALIZERS
 
 from vitdense.files import atomic_write
-from vitdense.mm.checks import dry_step
+from vitdense.mm.config.base import build_loader
 
 
 def draw_batch(cfg: Config, folder: Path) -> list[Path]:
@@ -20,8 +20,7 @@ def draw_batch(cfg: Config, folder: Path) -> list[Path]:
     Returns:
         Paths of the pictures.
     """
-    init_default_scope(cfg.get("default_scope", "mmdet"))
-    loader = dry_step.loader_here(cfg.train_dataloader)
+    loader = build_loader(cfg, "train")
     visualizer = VISUALIZERS.build({**cfg.visualizer, "vis_backends": None, "name": f"pictures in {folder}"})
     visualizer.dataset_meta = loader.dataset.metainfo
     batch = next(iter(loader))

@@ -13,7 +13,7 @@ from vitdense.extensions.page import bar, figure, write_page
 from vitdense.extensions.report.pictures import Picture, Shown
 from vitdense.files import read_text
 from vitdense.mm.checks.sets import DataSet
-from vitdense.mm.config.settings import image_size
+from vitdense.mm.config.query import image_size
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.errors import ConfigError
 

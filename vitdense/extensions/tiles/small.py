@@ -17,7 +17,8 @@ MANY = 0.2  # share at which tiles are named
 
 def after(args: argparse.Namespace, cfg: "Config", faults: "Sequence[Fault]", sets: "Sequence[DataSet]") -> None:
     from vitdense.mm.checks.sets import AnnotatedSet
-    from vitdense.mm.config.settings import has_one_size, image_size, shown
+    from vitdense.mm.config.query import has_one_size, image_size
+    from vitdense.mm.config.settings import shown
     from vitdense.mm.data.coco import parse
 
     found = [one for one in sets if one.training and one.is_described and type(one) is AnnotatedSet]

@@ -25,16 +25,14 @@ from mmengine.device import get_device
 from mmengine.evaluator import Evaluator
 from mmengine.model import is_model_wrapper
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import init_default_scope
-from mmengine.runner import Runner, autocast
+from mmengine.runner import autocast
 from torch import nn
 from torch.utils.data import DataLoader
 
 from vitdense.errors import OptionError
-from vitdense.mm.config.base import build_model, explained
-from vitdense.mm.config.query import all_datasets, annotation_file, as_list, drop_weights
-from vitdense.mm.config.run import in_process
-from vitdense.mm.config.settings import image_size, set_image_size, shown
+from vitdense.mm.config.base import build_evaluator, build_loader, build_model
+from vitdense.mm.config.query import all_datasets, annotation_file, as_list, drop_weights, image_size
+from vitdense.mm.config.settings import set_image_size, shown
 from vitdense.mm.data.faults import Fault
 from vitdense.mm.data.transforms import copy_of, places
 from vitdense.mm.errors import ConfigError
@@ -61,8 +59,13 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
     """
     with TemporaryDirectory() as folder, _quiet():
         cfg = _own_copy(cfg, Path(folder))
-        if (small := _small(cfg)) is not None:
-            with suppress(OptionError):  # the small size may be the cause: the full size decides
+        step = (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 32
+        side = max(SIDE // step, 1) * step
+        with suppress(OptionError):  # it may have no size, or the small one may be the cause: the full size decides
+            if get_device() == "cpu" and min(image_size(cfg)) > side:
+                small = copy.deepcopy(cfg)
+                small.settings = {**cfg.get("settings", {}), "image_size": side}
+                set_image_size(small)
                 yield from _make(small, splits, say)
                 return
         try:
@@ -72,12 +75,13 @@ def find(cfg: Config, splits: Sequence[str], say: Callable[[str], None] = print)
 
 
 def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> list[Fault]:
+    with _parts({}, "train_dataloader"):
+        loaders = {split: build_loader(cfg, split) for split in splits if split != "test"}
+    evaluator = build_evaluator(cfg, loaders["val"]) if "val" in loaders else None
     with _parts({}, "model"):
         model = build_model(cfg)
         model.init_weights()
         model = model.to(get_device()).train()
-    with _parts({}, "train_dataloader"), explained(cfg):
-        loaders = {split: loader_here(cfg[f"{split}_dataloader"]) for split in splits if split != "test"}
     wrapper, start = build_optim_wrapper(model, cfg.optim_wrapper), time.perf_counter()
     train(model, loaders["train"], wrapper)
     seconds, size = time.perf_counter() - start, cfg.get("settings", {}).get("image_size")
@@ -89,10 +93,7 @@ def _make(cfg: Config, splits: Sequence[str], say: Callable[[str], None]) -> lis
         looked, named = _copied(loaders["train"], "train_dataloader")
         with _parts(named, "train_dataloader"):
             warnings += module.look(looked, "train_dataloader.dataset")
-    if "val" in loaders:
-        with explained(cfg):
-            evaluator = Evaluator(as_list(cfg.val_evaluator))
-        evaluator.dataset_meta = loaders["val"].dataset.metainfo
+    if evaluator is not None:
         validate(model, loaders["val"], evaluator, cfg.val_cfg.get("fp16", False))
     return warnings
 
@@ -223,7 +224,6 @@ def _quiet() -> Iterator[None]:
 
 def _own_copy(cfg: Config, folder: Path) -> Config:
     """A config whose drawn data sets, if they do not exist yet, are small ones in `folder`."""
-    init_default_scope(cfg.get("default_scope", "mmdet"))
     cfg = copy.deepcopy(cfg)
     for split, dataset, kind in all_datasets(cfg):
         is_here = Path(dataset.get("data_root") or "").exists()
@@ -247,20 +247,3 @@ def _peak_memory() -> str:
     import resource  # Unix only
 
     return f" and {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
-
-
-def _small(cfg: Config) -> Config | None:
-    """On a CPU, the config with smaller images; None if its images are small, or their size cannot be changed."""
-    cfg = copy.deepcopy(cfg)
-    step = (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 32
-    side = max(SIDE // step, 1) * step
-    with suppress(ConfigError):
-        if get_device() == "cpu" and min(image_size(cfg)) > side:
-            cfg.settings = {**cfg.get("settings", {}), "image_size": side}
-            set_image_size(cfg)
-            return cfg
-    return None
-
-
-def loader_here(cfg: Mapping) -> DataLoader:
-    return Runner.build_dataloader(in_process(cfg), seed=0)

@@ -37,16 +37,18 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
         for split in ("train", "val", "test")
         if cfg.get(f"{split}_cfg") is not None and cfg.get(f"{split}_dataloader")
     ]
-    sets, described = data_sets(cfg, splits, None if all_files else FILES_READ), []
+    sets = data_sets(cfg, splits, None if all_files else FILES_READ)
+    faults = [*findings(cfg, splits, sets, trains)]
     for one in sets:
         if one.first is not one:
             _rows(one.label)(f"as {one.first.label}")
         elif one.kind is not None:  # else the checks report it
-            described += caught(one.describe, _rows(one.label))
-    faults = [*findings(cfg, splits, sets, trains), *described]
+            faults += caught(one.describe, _rows(one.label))
     sets = [one for one in sets if one.first is one and one.kind is not None]
-    faults += warm_up(cfg, sum(one.num_train for one in sets))
-    if trains and "train" in splits and not any(fault.grave for fault in faults):
+    is_good = not any(fault.grave for fault in faults)
+    if is_good:
+        faults += warm_up(cfg, sum(one.num_train for one in sets))
+    if is_good and trains and "train" in splits:
         print(f"{'dry step':12}losses, gradients and a validation of a small batch on {get_device()} ...", flush=True)
         faults += dry_step.find(cfg, splits, _rows(""))
     found = {str(fault): fault for fault in faults}

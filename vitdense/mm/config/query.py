@@ -12,6 +12,7 @@ from vitdense.families import Model, row_of
 from vitdense.files import read_text
 from vitdense.mm.data.classes import clean
 from vitdense.mm.data.coco import overview
+from vitdense.mm.errors import ConfigError
 from vitdense.seams import loaders
 
 NO_TILES = "tiles: got a segmentor, expected a detector; set test_cfg=dict(mode='slide', crop_size=..., stride=...)"
@@ -256,3 +257,41 @@ def class_counts(model: dict) -> set[int]:
     """The numbers of classes that a model's heads state; things and stuff are summed."""
     found = {head.get("num_classes") for _, head in class_heads(model)} - {None}
     return found | {sum(head[part] for part in PARTS) for head in nodes(model) if head.keys() >= {*PARTS}}
+
+
+def image_size(cfg: Config) -> tuple[int, int]:
+    """The size (h, w) that ``settings.image_size`` sets: of a detector's images in validation (without one, in the
+    test), or of a segmentor's crops in training. Where images keep their ratio, the short and the long side."""
+    size, keeps_ratio = _size(cfg)
+    return tuple(sorted(size)) if keeps_ratio else size
+
+
+def has_one_size(cfg: Config) -> bool:
+    """Whether all images of a config, or all crops, have one size, which may be a rectangle."""
+    return not _size(cfg)[1]
+
+
+def _size(cfg: Config) -> tuple[tuple[int, int], bool]:
+    """The size (h, w) of the first step with one, and whether it keeps the ratio of an image."""
+    is_crop = cfg.get("default_scope") == "mmseg"
+    splits, key = (("train",), "crop_size") if is_crop else (("val", "test"), "scale")
+    loaders = [f"{split}_dataloader" for split in splits]
+    loader = next(filter(cfg.get, loaders), None)
+    if loader is None:
+        got = f"got neither {' nor '.join(loaders)}, whose pipeline has the size"
+        raise ConfigError(f"settings.image_size (--image-size): {got}; keep one, or set the sizes of the steps")
+    for node in nodes(cfg.get(loader)):
+        if found := sides(node.get(key)):
+            size = found[0], found[-1]
+            return (size if is_crop else size[::-1]), bool(node.get("keep_ratio"))
+    step = "Resize, scale=(1333, 800)" if key == "scale" else "RandomCrop, crop_size=(512, 512)"
+    raise ConfigError(
+        f"settings.image_size (--image-size): no step of {loader} has a {key}; add one, such as {step}, or set the "
+        f"sizes of the steps themselves"
+    )
+
+
+def sides(value: Any) -> list[int]:
+    """The numbers in a size of a config: a number, a pair, or a list of them."""
+    parts = value if isinstance(value, (list, tuple)) else ()
+    return [value] if isinstance(value, int) else [side for part in parts for side in sides(part)]

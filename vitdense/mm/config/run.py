@@ -1,10 +1,9 @@
 """Passes for the name, precision, processes, data loaders, hooks and checkpoints of a run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
@@ -12,7 +11,7 @@ from mmengine.logging import print_log
 from mmengine.registry import TRANSFORMS
 
 from vitdense.families import arguments
-from vitdense.mm.config.base import Asked
+from vitdense.mm.config.base import OF_WORKERS, Asked
 from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, nodes, type_name
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import check_precision
@@ -23,8 +22,6 @@ AMP_REPLACES = ("OptimWrapper", "AmpOptimWrapper", "vitdense.Bfloat16OptimWrappe
 OWN_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")  # mmengine's
 GUARD = "vitdense.GuardModelHook"
 OWN_READERS = {"mmcv.LoadImageFromFile": "vitdense.LoadImage", "mmseg.LoadAnnotations": "vitdense.LoadAnnotations"}
-# Options of data loaders for worker processes; torch refuses most of them without workers.
-OF_WORKERS = ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout", "pin_memory_device")
 
 
 def drop_worker_keys(cfg: Config, asked: Asked) -> None:
@@ -46,11 +43,6 @@ def own_readers(cfg: Config, keys: Sequence[str]) -> None:
         own = OWN_READERS.get(f"{package}.{type_name(step)}")
         if own and step.keys() <= {"type", *arguments(TRANSFORMS.get(own))}:
             step["type"] = own
-
-
-def in_process(loader: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of a data loader without workers."""
-    return {**{key: value for key, value in loader.items() if key not in OF_WORKERS}, "num_workers": 0}
 
 
 def leave_out_hooks(cfg: Config, asked: Asked) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from mmengine.config import Config
 from mmengine.logging import print_log
 
-from vitdense.mm.config.query import SPLITS, as_list, hooks, mapped, nodes, type_name
+from vitdense.mm.config.query import SPLITS, as_list, has_one_size, hooks, image_size, mapped, nodes, sides, type_name
 from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
@@ -55,7 +55,7 @@ def check_kept(cfg: Config) -> None:
     for name in LENGTHS:
         if name in settings and cfg.get("train_cfg") and cfg.train_cfg.get(name) != settings[name]:
             raise ConfigError(f"settings.{name}: got {settings[name]}, but train_cfg.{name}={cfg.train_cfg.get(name)}")
-    if "image_size" in settings and (size := image_size(cfg)) != (wanted := _wanted_size(cfg)):
+    if "image_size" in settings and (size := image_size(cfg)) != (wanted := _wanted_size(cfg, size, has_one_size(cfg))):
         raise ConfigError(f"settings.image_size: got {shown(wanted)}, but the pipelines were set to {shown(size)}")
     used = {type_name(backend) for backend in as_list((cfg.get("visualizer") or {}).get("vis_backends"))}
     if absent := [x for x in as_list(settings.get("log_to")) if LOGGERS[x] not in used]:
@@ -143,23 +143,26 @@ def set_image_size(cfg: Config) -> None:
     Sides that whole windows do not divide are rounded, which is logged.
     """
     given = cfg.get("settings", {}).get("image_size")
-    if given is None or (old := image_size(cfg)) == (new := _wanted_size(cfg)):
+    if given is None:
         return
-    if (given if isinstance(given, int) else tuple(given)) not in (min(new), new):
-        divisor = f"multiples of {_divisor(cfg)}, the data_preprocessor.pad_size_divisor"
-        print_log(f"settings.image_size: {shown(given)} is rounded to {shown(new)}, {divisor}", "current")
+    old, is_one = image_size(cfg), has_one_size(cfg)
     pipelines = [*nodes([cfg.get(f"{split}_dataloader") for split in SPLITS])]
     fixed = {key for step in (*pipelines, *nodes(cfg.get("custom_hooks"))) for key in FIXED_SIZES if key in step}
-    if fixed:
-        raise ConfigError(f"settings.image_size: cannot change {', '.join(fixed)} of this config; set the sizes there")
     # If a segmentor's validation images keep their size, its training images do too, and only the crops scale.
     resizes = any("scale" in step for step in nodes(cfg.get("val_dataloader") or cfg.get("test_dataloader")))
     keys = SIZES if resizes else ("crop_size", "size", "stride")
     pipelines += nodes(cfg.get("tta_pipeline"))
     preprocessor, backbone = (cfg.model.get(name) or {} for name in ("data_preprocessor", "backbone"))
     others = [*nodes(preprocessor), cfg.model.get("test_cfg") or {}]
-    trained = {side for step in pipelines for key in keys for side in _sides(step.get(key))}
-    by, short = [Fraction(*sides) for sides in zip(new, old)], Fraction(min(new), min(old))
+    trained = {side for step in pipelines for key in keys for side in sides(step.get(key))}
+    if old == (new := _wanted_size(cfg, old, is_one)):
+        return
+    if fixed:
+        raise ConfigError(f"settings.image_size: cannot change {', '.join(fixed)} of this config; set the sizes there")
+    if (given if isinstance(given, int) else tuple(given)) not in (min(new), new):
+        divisor = f"multiples of {preprocessor.get('pad_size_divisor')}, the data_preprocessor.pad_size_divisor"
+        print_log(f"settings.image_size: {shown(given)} is rounded to {shown(new)}, {divisor}", "current")
+    by, short = [Fraction(*pair) for pair in zip(new, old)], Fraction(min(new), min(old))
     crops_by_height = cfg.get("default_scope") == "mmseg"
     for step in pipelines:
         in_any_order = step.get("keep_ratio") or step.get("crop_type") == "absolute_range"  # long and short, or a range
@@ -178,61 +181,27 @@ def set_image_size(cfg: Config) -> None:
             node[key] = _resized(node[key], by)
 
 
-def image_size(cfg: Config) -> tuple[int, int]:
-    """The size (h, w) that ``settings.image_size`` sets: of a detector's images in validation (without one, in the
-    test), or of a segmentor's crops in training. Where images keep their ratio, the short and the long side."""
-    sides, keeps_ratio = _size(cfg)
-    return tuple(sorted(sides)) if keeps_ratio else sides
-
-
-def has_one_size(cfg: Config) -> bool:
-    """Whether all images of a config, or all crops, have one size, which may be a rectangle."""
-    return not _size(cfg)[1]
-
-
 def shown(size: int | Sequence[int]) -> str:
     """A size (h, w) as text: 288x512."""
     return str(size) if isinstance(size, int) else "x".join(map(str, size))
 
 
-def _size(cfg: Config) -> tuple[tuple[int, int], bool]:
-    """The size (h, w) of the first step with one, and whether it keeps the ratio of an image."""
-    is_crop = cfg.get("default_scope") == "mmseg"
-    splits, key = (("train",), "crop_size") if is_crop else (("val", "test"), "scale")
-    loaders = [f"{split}_dataloader" for split in splits]
-    loader = next(filter(cfg.get, loaders), None)
-    if loader is None:
-        got = f"got neither {' nor '.join(loaders)}, whose pipeline has the size"
-        raise ConfigError(f"settings.image_size (--image-size): {got}; keep one, or set the sizes of the steps")
-    for node in nodes(cfg.get(loader)):
-        if sides := _sides(node.get(key)):
-            size = sides[0], sides[-1]
-            return (size if is_crop else size[::-1]), bool(node.get("keep_ratio"))
-    step = "Resize, scale=(1333, 800)" if key == "scale" else "RandomCrop, crop_size=(512, 512)"
-    raise ConfigError(
-        f"settings.image_size (--image-size): no step of {loader} has a {key}; add one, such as {step}, or set the "
-        f"sizes of the steps themselves"
-    )
+def _wanted_size(cfg: Config, old: tuple[int, int], is_one: bool) -> tuple[int, int]:
+    """``settings.image_size`` as (h, w), in whole windows: one number is the short side, in the ratio of `old`.
 
-
-def _wanted_size(cfg: Config) -> tuple[int, int]:
-    """``settings.image_size`` as (h, w), in whole windows: one number is the short side, in the ratio of the config."""
-    given, old, divisor = cfg.settings.image_size, image_size(cfg), _divisor(cfg)
+    `is_one`: whether all images have one size, whose sides are multiples of what a detector pads to.
+    """
+    given, divides = cfg.settings.image_size, is_one and cfg.get("default_scope") != "mmseg"
+    divisor = (divides and (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor")) or 1
     if isinstance(given, int):
         by = Fraction(_whole(given, divisor), min(old))
         given = [side * by for side in old]
-    elif not has_one_size(cfg):
+    elif not is_one:
         raise ConfigError(
             f"settings.image_size (--image-size): got {shown(given)}, but images keep their ratio in this config; give "
             f"their short side alone, or resize them to one size by keep_ratio=False"
         )
     return tuple(_whole(side, divisor) for side in given)
-
-
-def _divisor(cfg: Config) -> int:
-    """What the sides of a detector's images are multiples of, if they have one size."""
-    is_free = cfg.get("default_scope") == "mmseg" or not has_one_size(cfg)
-    return 1 if is_free else (cfg.model.get("data_preprocessor") or {}).get("pad_size_divisor") or 1
 
 
 def _whole(side: Fraction | int, divisor: int) -> int:
@@ -252,8 +221,3 @@ def _resized(value: Any, by: Sequence[Fraction]) -> Any:
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(type(side) is int for side in value)
-
-
-def _sides(value: Any) -> list[int]:
-    parts = value if isinstance(value, (list, tuple)) else ()
-    return [value] if isinstance(value, int) else [side for part in parts for side in _sides(part)]
