@@ -174,7 +174,9 @@ def test_reduced_model_predicts_the_same_and_trains(name, monkeypatch):
     for key, value in expected.items():
         a, b = torch.as_tensor(got[key]).double(), torch.as_tensor(value).double()
         assert a.shape == b.shape, key
-        errors[key.partition(".")[2]] = float((a - b).abs().max()) if b.numel() else 0.0
+        errors[key.partition(".")[2]] = error = float((a - b).abs().max()) if b.numel() else 0.0
+        bound = 1e-6 if getattr(value, "dtype", None) == torch.float32 else 1e-8  # K-Net ends in float32
+        assert error < bound, key
     ours.train()
     data = ours.data_preprocessor(batch(cfg, 2), True)
     loss, _ = ours.parse_losses(ours(**data, mode="loss"))
@@ -185,7 +187,6 @@ def test_reduced_model_predicts_the_same_and_trains(name, monkeypatch):
         assert value.grad.any(), parameter
     shown = ", ".join(f"{key} {error:.1e}" for key, error in errors.items())
     print(f"| {name} | features {features:.1e} | {shown} | loss {loss.item():.2f} |")
-    assert max(errors.values()) < 1e-8, errors
 
 
 @pytest.mark.slow
