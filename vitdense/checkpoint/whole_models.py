@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -153,12 +154,33 @@ DETECTOR = (
 )
 
 
+class Base(NamedTuple):
+    """The trunk for a mask transformer's file without one, or with differences to this one."""
+
+    source: str
+    state: Mapping[str, Tensor]  # by our names, without a prefix
+
+
+def load_base(model: nn.Module, weights: str | Path, source: str) -> Base:
+    """Load weights, a file or a name of the model table, into the trunk of a model."""
+    trunk = _trunk_of(model, source)
+    with naming_option("default_hooks.exact_load.base"):
+        report = load_pretrained(trunk, weights)
+    return Base(report.source, trunk.state_dict())
+
+
+def _trunk_of(model: nn.Module, source: str) -> nn.Module:
+    if not hasattr(trunk := getattr(model, "backbone", None), "family"):
+        raise CheckpointMismatchError(f"{source} needs a backbone of vitdense: give the config of its training")
+    return trunk
+
+
 def fit_whole(
     model: nn.Module,
     checkpoint: Mapping,
     fresh: Sequence[str] = (),
     source: str = "state dict",
-    base: str | Path | None = None,
+    base: Base | None = None,
     channels: str | Sequence[int] | None = None,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor.
@@ -168,10 +190,10 @@ def fit_whole(
     simple feature pyramid.
 
     Args:
-        model: The detector or segmentor. With a `base`, its trunk is changed.
+        model: The detector or segmentor.
         source: Origin of the checkpoint, for the report.
-        base: Weights of the trunk, a file or a name of the model table. They are for a checkpoint without a trunk
-            (PMT), or with differences to these weights, which are added (EoMT on DINOv3, as published).
+        base: From `load_base`. It is for a checkpoint without a trunk (PMT), or with differences to it, which are
+            added (EoMT on DINOv3, as published).
         channels: As of `load_pretrained`, for a backbone with other image channels than the file's.
 
     Raises:
@@ -185,6 +207,7 @@ def fit_whole(
     backbones = ["backbone."]
     is_foreign = is_whole_model(state)
     if is_foreign:
+        _trunk_of(model, source)
         state, report.classes = with_named_outputs(state, trained_classes(checkpoint))
         state = split_parts(state, "decode_head." if hasattr(model, "decode_head") else "panoptic_head.")
     matches = {}  # start of the keys -> the module, and what the file has for it
@@ -196,16 +219,17 @@ def fit_whole(
         if hasattr(module, "stem_modules"):
             backbones.append(start)
         matches[start] = module, detect(state, (module.family,), prefix=start)
-    _, trunk = matches.get("backbone.", (None, None))
-    if (base is not None or is_foreign) and not hasattr(getattr(model, "backbone", None), "family"):
-        raise CheckpointMismatchError(f"{source} needs a backbone of vitdense: give the config of its training")
-    if base is not None or (is_foreign and (trunk is None or _are_differences(trunk, source))):
-        state = _with_base(model.backbone, state, trunk, base, report)
-        matches.pop("backbone.", None)  # the trunk has our names now
+    if base is not None or is_foreign:
+        of_trunk = matches.get("backbone.", (None, None))[1]
+        _check_base(of_trunk, base, source)
+        if of_trunk is None:
+            state = {f"backbone.{key}": x for key, x in base.state.items()} | state
     for start, (module, match) in matches.items():
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = transfer(match, module, part, is_whole=True)
+        if base is not None and start == "backbone.":
+            ours = {key: x + ours[key] if key in ours else x for key, x in base.state.items()}
         stem = stem_weight(module) if channels is not None and hasattr(module, "stem_modules") else ""
         if stem in ours and ours[stem].shape[1] != module.in_channels:
             spread(ours, stem, channels, module.in_channels, report)
@@ -230,32 +254,25 @@ def fit_whole(
     for pattern in fresh:
         if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
             raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
+    if base is not None:
+        report.scheme = f"{report.scheme}, with the trunk of {base.source}"
     formulas = {key: x for key, x in targets.items() if is_foreign and re.fullmatch(rf".+\.{PERIODS}", key)}
     state = match_exactly(targets, formulas | state, fresh, advise)  # foreign files lack the formulas
     report.count(targets, state)
     return state, report
 
 
-def _with_base(
-    trunk: nn.Module, state: dict[str, Tensor], match: Match | None, base: str | Path | None, report: LoadReport
-) -> dict[str, Tensor]:
-    """A mask transformer's state dict with a whole trunk by our names: `base`, plus differences if `match` has them."""
-    if match is not None and not _are_differences(match, report.source):
-        raise CheckpointMismatchError(f"base: got {base}, but {report.source} has the whole trunk; leave it out")
-    if base is None:
-        has = "no trunk" if match is None else "differences to the weights of the trunk"
+def _check_base(trunk: Match | None, base: Base | None, source: str) -> None:
+    """Raise unless a file has a whole trunk, or a base is given that it needs; `trunk` is what it has."""
+    is_whole = trunk is not None and not _are_differences(trunk, source)
+    if is_whole and base is not None:
+        raise CheckpointMismatchError(f"base: got {base.source}, but {source} has the whole trunk; leave it out")
+    if not is_whole and base is None:
+        has = "no trunk" if trunk is None else "differences to the weights of the trunk"
         raise CheckpointMismatchError(
-            f"{report.source} has {has}: give the trunk's weights as base, a file or a name, in a "
+            f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "
             f"config default_hooks=dict(exact_load=dict(base=...))"
         )
-    with naming_option("default_hooks.exact_load.base"):
-        of_base = load_pretrained(trunk, base)
-    values = {f"backbone.{key}": value for key, value in trunk.state_dict().items()}
-    differences = {} if match is None else transfer(match, trunk, LoadReport("", ""), is_whole=True)
-    for key, value in differences.items():
-        values[f"backbone.{key}"] = values[f"backbone.{key}"] + value
-    report.scheme = f"{match.scheme.name if match else 'the head alone'}, with the trunk of {of_base.source}"
-    return values | {key: value for key, value in state.items() if not key.startswith("backbone.")}
 
 
 def _are_differences(trunk: Match, source: str) -> bool:

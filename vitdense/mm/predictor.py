@@ -15,30 +15,25 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.logging import print_log
 from mmengine.model import BaseModel
-from mmengine.registry import DATASETS
 from mmengine.structures import BaseDataElement
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fit import fill
-from vitdense.checkpoint.whole_models import fit_whole, trained_classes
+from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.mm.checkpoints import read_checkpoint
 from vitdense.mm.config import query
 from vitdense.mm.config.base import Asked, build_model
-from vitdense.mm.config.diff import OF_RESULTS, check_task, log_differences
-from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model_index import find_trained, is_published
+from vitdense.mm.config.diff import NAME_OUTPUTS, OF_RESULTS, check_task, log_differences, names_of
+from vitdense.mm.config.model_index import is_published, load_trained
 from vitdense.mm.config.passes import PREDICTING, built
-from vitdense.mm.data.classes import meta_of
 from vitdense.mm.data.images import Images, read_pixels, run_steps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.precision import Inference, check_device, check_score
 from vitdense.mm.work_folder import find_checkpoint
-from vitdense.results import draw
 from vitdense.results.result import Result
 from vitdense.runtime import SCORE, OperatingPoint, least, segments_of
 from vitdense.seams import call
 
-NAME_OUTPUTS = "name the outputs: --classes a,b,c (in Python classes=['a', 'b', 'c'])"
 Threshold = float | Sequence[float]  # minimum score of detections, or of each class
 _process = os.getpid()  # the process with OpenMP's threads
 
@@ -70,8 +65,8 @@ def load(
         CheckpointMismatchError: It does not fit the model.
     """
     inference = Inference(device, dtype, score_thr, tiles, overlap, onednn)
-    config, checkpoint = find_trained(str(config), None if checkpoint is None else str(checkpoint))
-    return Predictor(load_config(config), find_checkpoint(checkpoint), inference, classes)
+    cfg, file = load_trained(str(config), None if checkpoint is None else str(checkpoint))
+    return Predictor(cfg, find_checkpoint(file), inference, classes)
 
 
 class Predictor:
@@ -86,7 +81,7 @@ class Predictor:
     Attributes:
         model: The detector or segmentor of mmdet or mmseg, in eval mode.
         names: Class names.
-        palette: Colours of the classes, [classes, 3] uint8 RGB.
+        palette: Colours of the classes, [classes, 3] uint8 RGB; None for those of `Result`.
         skeleton: Pairs of keypoints that pictures join.
         dataset: Config of the test data.
         reader: Reads images by the test pipeline.
@@ -113,8 +108,7 @@ class Predictor:
         self.score_thr: Threshold = SCORE if inference.score_thr is None else inference.score_thr
         self.skeleton = self.model.dataset_meta.get("skeleton", ())
         palette = self.model.dataset_meta.get("palette") or ()  # mm accepts palettes of another length
-        fits = len(palette) == len(self.names)
-        self.palette = np.array(palette, np.uint8) if fits else draw.distinct_colours(len(self.names))
+        self.palette = np.array(palette, np.uint8) if len(palette) == len(self.names) else None
         self.dataset = next(query.leaf_datasets(self.model.cfg.test_dataloader.dataset))
         steps = query.test_steps(self.model.cfg)
         self._step = self.model.test_step
@@ -302,7 +296,7 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
         said = "its operating point, which 0.3 wrote, is not read; `vitdense test --operating-point` finds it again"
         print_log(f"{checkpoint}: {said}", "current", logging.WARNING)
     cfg = copy.deepcopy(cfg)
-    meta, saved, is_named = _names_of(saved, cfg, checkpoint, classes)
+    meta, saved, is_named = names_of(saved, cfg, checkpoint, classes, is_published(checkpoint))
     names, things = (len(meta.get(f"{key}classes") or ()) for key in ("", "thing_"))
     others = query.class_counts(cfg.model) - {names, things}
     if not is_named and (others or not names):
@@ -315,7 +309,8 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
             f"{checkpoint} was trained on {names} classes, but heads of {cfg.filename} have "
             f"{' and '.join(map(str, sorted(others)))}. Give the config in its work folder"
         )
-    model: BaseModel = build_model(built(cfg, Asked(checkpoint=checkpoint), PREDICTING))
+    to_build = built(cfg, Asked(checkpoint=checkpoint), PREDICTING)
+    model: BaseModel = build_model(to_build)
     try:
         state, report = fit_whole(model, saved, source=checkpoint)
     except CheckpointMismatchError as error:
@@ -332,35 +327,3 @@ def load_model(cfg: Config, checkpoint: str, device: str, classes: Sequence[str]
     model.load_state_dict(state)
     model.dataset_meta, model.cfg = meta, cfg
     return model.to(device).eval()
-
-
-def _names_of(
-    saved: Mapping[str, Any], cfg: Config, checkpoint: str, classes: Sequence[str] | None
-) -> tuple[Mapping[str, Any], Mapping[str, Any], bool]:
-    """mm's `dataset_meta` with the names of a checkpoint's outputs, the checkpoint with names by output, and whether
-    these names were given; see `load_model`."""
-    if not cfg.get("test_dataloader"):
-        raise ConfigError(f"{cfg.filename}: got no test_dataloader, whose pipeline prepares images")
-    dataset: Any = next(query.leaf_datasets(cfg.test_dataloader.dataset))
-    kind: Any = query.find_class(DATASETS, dataset.type, cfg)
-    own = trained_classes(saved)
-    found: Any = meta_of(saved) or (kind.METAINFO if is_published(checkpoint) else {})
-    if classes is not None and (found or own):
-        named = list(found["classes"]) if found else [own.get(i, "") for i in range(max(own) + 1)]
-        if list(classes) != named:
-            raise ConfigError(
-                f"classes: got {list(classes)}, but {checkpoint} names its outputs {named}; leave them out"
-            )
-    if not found and (own or classes is not None):
-        found = {"classes": tuple(own.values() if own else filter(None, classes or ()))}
-        saved = saved if own else {**saved, "args": {"class_names": list(classes or ())}}
-    if not found.get("classes"):
-        found = next((one for one in (dataset.get("metainfo"), kind.METAINFO) if one and one.get("classes")), {})
-        outputs = ", ".join(f"{i} {name}" for i, name in enumerate(found.get("classes") or ()))
-        print_log(f"{checkpoint} has no class names; its outputs are taken for the classes of the config: {outputs}")
-        return found, saved, False
-    if classes is not None or own or query.lacks_classes(cfg):
-        for _, head in query.class_heads(cfg.model):
-            if "num_classes" in head:
-                head["num_classes"] = len(found["classes"])
-    return found, saved, True

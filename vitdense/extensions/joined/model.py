@@ -12,8 +12,7 @@ from mmengine.config import Config
 from torch import Tensor, nn
 
 from vitdense.families import arguments
-from vitdense.mm.config.load import load_config
-from vitdense.mm.config.model_index import find_trained
+from vitdense.mm.config.model_index import load_trained
 from vitdense.mm.config.query import pixel_steps
 from vitdense.mm.data.images import Images
 from vitdense.mm.errors import ConfigError, join_some
@@ -58,8 +57,8 @@ def find_models(models: Sequence[str | Path], names: Sequence[str] | None = None
     names = [Path(model).resolve().name for model in models] if names is None else names
     if len(models) < 2 or not len(models) == len(names) == len({*names}) or "/" in "".join(names):
         raise ConfigError(f"join: got {join_some(models)} as {list(names)}, expected models of different names=[...]")
-    found = [find_trained(str(model), None) for model in models]
-    return {name: (load_config(config), find_checkpoint(saved)) for name, (config, saved) in zip(names, found)}
+    found = [load_trained(str(model), None) for model in models]
+    return {name: (cfg, find_checkpoint(saved)) for name, (cfg, saved) in zip(names, found)}
 
 
 class Joined:

@@ -68,5 +68,10 @@ def _read(path: Path) -> Config:
 
 
 def config_of(args: argparse.Namespace, changes: list[Change] | None = None) -> Config:
-    run = (args.work_dir, find_launcher(args.launcher)) if "launcher" in args else (None, "none")
-    return load_config(args.config, args.cfg_options, *run, changes)
+    return load_config(args.config, **options_of(args), changes=changes)
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of `load_config` in the parsed arguments of a tool."""
+    run = {"work_dir": args.work_dir, "launcher": find_launcher(args.launcher)} if "launcher" in args else {}
+    return {"options": args.cfg_options, **run}

@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 from mmengine.config import Config
 from mmengine.logging import print_log
 
 from vitdense.files import read_text
-from vitdense.mm.config.files import CONFIGS, find_config
-from vitdense.mm.config.load import config_of
+from vitdense.mm.config.files import CONFIGS
+from vitdense.mm.config.load import load_config, options_of
 from vitdense.mm.config.query import as_list
 from vitdense.mm.errors import ConfigError, join_some
 from vitdense.mm.work_folder import find_checkpoint
@@ -55,30 +55,31 @@ def is_published(address: str) -> bool:
     return any(row.address == address for row in _read(address.rpartition("/")[2]))
 
 
-def find_trained(config: str, checkpoint: str | None) -> tuple[str, str]:
-    """A trained model: what `load_config` takes, and what `find_checkpoint` takes.
+def load_trained(config: str, checkpoint: str | None, **options: Any) -> tuple[Config, str]:
+    """The config of a trained model, and what `find_checkpoint` takes.
 
     Args:
         config: A config; a work folder; or the name of a published model.
         checkpoint: A file, address or work folder; None for the one of the work folder or of the published model.
+        options: See `load_config`.
     """
-    if checkpoint is not None or Path(config).is_dir():
-        return config, checkpoint or config
-    row = find_published(config)
-    if row is None:
-        near = difflib.get_close_matches(config, list_published())
-        if not near:
-            find_config(config)  # raises, and says what else the name may mean
+    is_alone = checkpoint is None and not Path(config).is_dir()
+    row = find_published(config) if is_alone else None
+    near = difflib.get_close_matches(config, list_published()) if is_alone and row is None else []
+    if not near:  # it says what else the name of no config may mean
+        cfg = load_config(row.config if row else config, **options)
+    if is_alone and row is None:
         names = f"; names like it: {', '.join(near)}" if near else ""
         raise ConfigError(f"got {config} alone, no published model; expected a checkpoint or a work folder too{names}")
-    print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
-    return row.config, row.address
+    if row:
+        print_log(f"{row.name}: {row.address}, licence {row.licence}, published {dict(row.figures)}", logger="current")
+    return cfg, row.address if row else checkpoint or config
 
 
 def trained_of(args: argparse.Namespace, measured: bool = False) -> tuple[Config, str]:
-    """The config and the checkpoint of the parsed arguments of a tool; see `find_trained` and `find_checkpoint`."""
-    config, checkpoint = find_trained(args.config, args.checkpoint)
-    return config_of(argparse.Namespace(**{**vars(args), "config": config})), find_checkpoint(checkpoint, measured)
+    """The config and the checkpoint of the parsed arguments of a tool; see `find_checkpoint`."""
+    cfg, checkpoint = load_trained(args.config, args.checkpoint, **options_of(args))
+    return cfg, find_checkpoint(checkpoint, measured)
 
 
 def list_published() -> list[str]:

@@ -14,7 +14,7 @@ from mmengine.utils import ProgressBar
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.fit import LoadReport
-from vitdense.checkpoint.whole_models import fit_whole
+from vitdense.checkpoint.whole_models import fit_whole, load_base
 from vitdense.files import atomic_write
 from vitdense.layers.mask_attention import mask_probability
 from vitdense.mm.checkpoints import RESUMED, check_fields, check_sums, install_loader
@@ -104,7 +104,7 @@ class ExactLoadHook(Hook):
             ``r'roi_head\\..*(fc_cls|fc_reg)\\..*'`` to fine-tune on other classes. The error on loading names the
             expression that is needed.
         allow_pickle: See `read_checkpoint`. Needed to resume a run with custom objects in its message hub.
-        base: Weights of the trunk, for a mask transformer's file without them; see `fit_whole`.
+        base: Weights of the trunk, for a mask transformer's file without them; see `load_base`.
         channels: For a file whose images have other channels; see `vitdense.checkpoint.fit.with_channels`.
     """
 
@@ -138,7 +138,8 @@ class ExactLoadHook(Hook):
         model = unwrapped(runner.model)  # checkpoints are saved without the TTA wrapper
         self._check_classes(runner, checkpoint)
         source, own = str(runner._load_from or "checkpoint"), model.state_dict()
-        state, report = fit_whole(model, checkpoint, self.fresh, source, self.base, self.channels)
+        base = None if self.base is None else load_base(model, self.base, source)
+        state, report = fit_whole(model, checkpoint, self.fresh, source, base, self.channels)
         # After this hook, mmengine loads all of it; it would print what is kept as missing.
         checkpoint["state_dict"] = state | {key: own[key] for key in report.kept_at_init}
         if runner._resume and report.resized:  # the state of the optimizer has the old sizes
