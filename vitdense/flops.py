@@ -43,13 +43,10 @@ class _PublishedAttention(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _deform_conv_flops(x: Sequence[int], weight: Sequence[int], *args: Any, out_shape: Sequence[int]) -> int:
-    return 2 * math.prod(out_shape) * math.prod(weight[1:])
-
-
 def macs(function: Callable[[], object]) -> tuple[object, int]:
     """Run `function` on the meta device; its result and its MACs (papers call a MAC a FLOP)."""
-    formulas = {torch.ops.torchvision.deform_conv2d: _deform_conv_flops}
+    deform = torch.ops.torchvision.deform_conv2d
+    formulas = {deform: lambda x, weight, *args, out_shape: 2 * math.prod(out_shape) * math.prod(weight[1:])}
     token = _counting.set(True)
     try:
         with FlopCounterMode(display=False, custom_mapping=formulas) as counter, _PublishedAttention():

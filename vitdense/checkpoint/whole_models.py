@@ -53,12 +53,8 @@ NEAR_ZERO = 0.1  # largest mean of a norm's weights in a file of differences
 DIFFERENCES = "eomt_dinov3"  # scheme of trunks that EoMT's authors publish as differences to DINOv3
 
 
-def is_whole_model(keys: Iterable[str]) -> bool:
-    """Whether a file with these keys is a whole model of EoMT, PMT or RF-DETR, by the authors or by transformers."""
-    return _table(keys) is not None
-
-
 def _table(keys: Iterable[str]) -> Table | None:
+    """The table for a file with these keys: a whole EoMT, PMT or RF-DETR, by the authors or by transformers."""
     keys = set(keys)
     if any(re.match(r"network\.(decoder\.)?q\.weight", key) for key in keys):
         return _MASKS_AUTHORS
@@ -71,7 +67,7 @@ def _table(keys: Iterable[str]) -> Table | None:
 
 
 def split_parts(state: Mapping[str, Tensor], head: str) -> dict[str, Tensor]:
-    """A whole model with the prefixes of mm's models: ``backbone.``, `head`, and RF-DETR's; see `is_whole_model`.
+    """A whole model with the prefixes of mm's models: ``backbone.``, `head`, and RF-DETR's.
 
     Unknown keys stay as they are; loading refuses them as unexpected.
     """
@@ -190,7 +186,6 @@ def fit_whole(
     simple feature pyramid.
 
     Args:
-        model: The detector or segmentor.
         source: Origin of the checkpoint, for the report.
         base: From `load_base`. It is for a checkpoint without a trunk (PMT), or with differences to it, which are
             added (EoMT on DINOv3, as published).
@@ -205,7 +200,7 @@ def fit_whole(
     targets = model.state_dict()
     report = LoadReport(source, "own")
     backbones = ["backbone."]
-    is_foreign = is_whole_model(state)
+    is_foreign = _table(state) is not None
     if is_foreign:
         _trunk_of(model, source)
         state, report.classes = with_named_outputs(state, trained_classes(checkpoint))

@@ -189,7 +189,10 @@ def kept(model: nn.Module) -> Iterator[None]:
     modules, modes and gradients."""
     numbers, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 -- mm's transforms draw from it
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    plain = [(module, _plain(module), dict(module._buffers)) for module in model.modules()]
+    plain = []  # with the mode, numbers and lists of modules, such as the history of a dynamic threshold
+    for module in model.modules():
+        own = {name: x for name, x in vars(module).items() if type(x) in (bool, int, float, list) and name[0] != "_"}
+        plain.append((module, {name: copy.copy(x) for name, x in own.items()}, dict(module._buffers)))
     values = [(x, x.detach().clone()) for x in model.buffers()]
     with torch.random.fork_rng(devices):
         try:
@@ -204,12 +207,6 @@ def kept(model: nn.Module) -> Iterator[None]:
                 for x, value in values:
                     x.copy_(value)
             model.zero_grad()
-
-
-def _plain(module: nn.Module) -> dict[str, Any]:
-    """The mode, numbers and lists of a module, such as the history of a dynamic threshold."""
-    found = {name: x for name, x in vars(module).items() if type(x) in (bool, int, float, list)}
-    return {name: copy.copy(x) for name, x in found.items() if not name.startswith("_")}
 
 
 @contextmanager

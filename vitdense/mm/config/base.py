@@ -155,17 +155,14 @@ def explained(cfg: Config) -> Iterator[None]:
         absent = re.match(r"(.+?) is not in the \w+::.+? registry", text)
         found = absent or re.match(r"(\w+)\.__init__\(\) (got an unexpected|got multiple|missing)", text)
         values = flat(cfg.to_dict()).items() if found else ()
-        keys = [key.removesuffix(".type") for key, value in values if key.endswith("type") and _same(value, found[1])]
+        of = found and found[1].rpartition(".")[2]
+        keys = [key.removesuffix(".type") for key, x in values if key.endswith("type") and str(x).split(".")[-1] == of]
         # The class may be a base of the one that the config names.
         if argument := re.search(r"unexpected keyword argument '(\w+)'", text):
             keys = keys or [key.removesuffix(f".{argument[1]}") for key, _ in values if key.endswith(f".{argument[1]}")]
         if not keys:
             raise
         raise ConfigError(f"{', '.join(keys)}: {unknown_type(found[1], cfg) if absent else text}") from error
-
-
-def _same(value: object, name: str) -> bool:
-    return str(value).rpartition(".")[2] == name.rpartition(".")[2]
 
 
 def unknown_type(name: str, cfg: Config) -> str:

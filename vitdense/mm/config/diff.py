@@ -71,9 +71,8 @@ def names_of(
     if classes is not None and (found or own):
         named = list(found["classes"]) if found else [own.get(i, "") for i in range(max(own) + 1)]
         if list(classes) != named:
-            raise ConfigError(
-                f"classes: got {list(classes)}, but {checkpoint} names its outputs {named}; leave them out"
-            )
+            got = f"got {list(classes)}, but {checkpoint} names its outputs {named}"
+            raise ConfigError(f"classes: {got}; leave them out")
     if not found and (own or classes is not None):
         found = {"classes": tuple(own.values() if own else filter(None, classes or ()))}
         saved = saved if own else {**saved, "args": {"class_names": list(classes or ())}}
@@ -94,15 +93,13 @@ def log_differences(checkpoint: Mapping, cfg: Config, keys: Collection[str]) -> 
     saved = read_saved(checkpoint)
     if saved is None:
         return
-    saved, given = ({**config, "test_pipeline": _test_pipeline(config)} for config in (saved, cfg.to_dict()))
-    if lines := differences(saved, given, keys):
+    both = saved, cfg.to_dict()
+    for config in both:
+        data = (config.get("test_dataloader") or {}).get("dataset", {})
+        config["test_pipeline"] = next((leaf.get("pipeline") for leaf in query.leaf_datasets(data)), None)
+    if lines := differences(*both, keys):
         text = "\n  ".join(lines)
         print_log(f"the config is not that of the checkpoint:\n  {text}", logger="current", level=logging.WARNING)
-
-
-def _test_pipeline(config: Mapping) -> Any:
-    data = config.get("test_dataloader") or {}
-    return next((dataset.get("pipeline") for dataset in query.leaf_datasets(data.get("dataset", {}))), None)
 
 
 def differences(saved: Mapping, given: Mapping, keys: Collection[str]) -> list[str]:
