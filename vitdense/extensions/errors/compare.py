@@ -56,8 +56,9 @@ def compare(args: argparse.Namespace, names: Sequence[str]) -> Path:
     figures, made = differences([parts[-1] for parts in all_parts])
     note = "In brackets intervals of 95 %, by the bootstrap over images; differences are to the first model."
     shown = "The truth, and what each model found, in the order of the table. Wrong is 1 - F1, or the share of pixels."
-    card = page.card("Images", made)
-    body = page.section("Models", note, page.table(rows)) + page.section("Where they differ", shown, card)
+    first = all_parts[0][-1]
+    parts = [first.legend() if isinstance(first, Maps) else "", page.card("Images", made)]
+    body = page.section("Models", note, page.table(rows)) + page.section("Where they differ", shown, *parts)
     write_page(path, f"{len(models)} models", f"vitdense {__version__}", "", body + figures.notes())
     page.write_json(args.report / "metrics.json", {"models": rows})
     return path

@@ -1,6 +1,7 @@
 """What a segmentor or a panoptic model takes for something else, pixel by pixel."""
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ class Maps(BaseMetric):
         super().__init__(prefix="errors")
         self.metric, self.dataset_meta, self.images = metric, metric.dataset_meta, {}
         self.names = [*metric.dataset_meta["classes"], "nothing"]
+        self.colours = np.array([*draw.distinct_colours(len(self.names) - 1), (255, 255, 255)], np.uint8)
         self.confusion, self.segments = np.zeros([len(self.names)] * 2, np.int64), 0
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
@@ -91,11 +93,10 @@ class Maps(BaseMetric):
         pixels, one = figures.read(path), self.images[path]
         if pixels is None:
             return []
-        palette = np.array([*draw.distinct_colours(len(self.names) - 1), (255, 255, 255)], np.uint8)
         small = cv2.resize(pixels, one.truth.shape[::-1], interpolation=cv2.INTER_AREA)
         counts = one.truth != VOID
         return [
-            np.where(shown[..., None], draw.overlay(small, np.minimum(labels, len(palette) - 1), palette), small)
+            np.where(shown[..., None], draw.overlay(small, labels.clip(max=len(self.names) - 1), self.colours), small)
             for shown, labels in ((counts, one.truth), (counts & (one.truth != one.found), one.found))
         ]
 
@@ -106,7 +107,13 @@ class Maps(BaseMetric):
             text = f"{100 * one.wrong:.1f} % wrong, most of all {one.most}"
             made.append(figures.add(one.path, self.views(one.path, figures), text))
         note = f"The images with most wrong pixels; in all images most are {confused(self.names, self.confusion)}"
-        return page.section("Where it fails", note, page.card(LEGEND, made))
+        return page.section("Where it fails", note, self.legend(), page.card(LEGEND, made))
+
+    def legend(self) -> str:
+        """The classes in their colours, as HTML."""
+        shades = [f"rgb({r} {g} {b})" for r, g, b in self.colours.tolist()]
+        names = [f'<b style="border-bottom: 4px solid {x}">{escape(name)}</b>' for x, name in zip(shades, self.names)]
+        return f"<p>{' &ensp; '.join(names)}</p>"
 
 
 def confused(names: Sequence[str], confusion: np.ndarray) -> str:
