@@ -18,6 +18,7 @@ from pycocotools.cocoeval import COCOeval
 from vitdense.extensions.errors import predictions, report
 from vitdense.extensions.errors.maps import Maps
 from vitdense.extensions.errors.objects import KINDS
+from vitdense.extensions.errors.pictures import OTHER, Figures
 from vitdense.mm.data.shapes import draw_dataset
 from vitdense.mm.train.metrics import PanopticMetric
 
@@ -121,6 +122,17 @@ def test_counts_and_kinds_are_those_of_the_metric(kind, key, files, tmp_path):
     objects = sum(int((np.array(cell["gtIgnore"]) == 0).sum()) for cell in cells)
     assert right > 5
     assert said[kind]["counts"] == {"right": right, "false": found - right, "missed": objects - right}
+
+
+def test_keypoints_are_joined_on_pictures(files, tmp_path):
+    content, rows = drawn(np.random.default_rng(3), 1, 1)
+    content["categories"] = [{**one, "skeleton": [[1, 2], [2, 3]]} for one in content["categories"]]
+    files(content, rows, "keypoints")
+    judged = predictions.tested_of(tmp_path / "found.json", tmp_path / "val.json", None).parts[-1]
+    truth, _ = judged.views(1, Figures(judged.paths, judged.called))
+    x, y, w, h = content["annotations"][0]["bbox"]
+    between = [round(place * len(truth) / SIDE) for place in (y + 0.35 * h, x + 0.35 * w)]  # two of them
+    assert truth[tuple(between)] == pytest.approx(OTHER, abs=2)
 
 
 def test_the_page_and_its_files(files, tmp_path):

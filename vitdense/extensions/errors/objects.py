@@ -60,6 +60,8 @@ class Judged:
     ) -> None:
         self.evaluation, self.boxes, self.score, self.ap_limit = evaluation, evaluation.found.boxes, score, ap_limit
         self.kind, self.names, self.paths = evaluation.kind, evaluation.truth.classes, paths
+        joined = (one.get("skeleton") for x in evaluation.truth.contents.values() for one in x["categories"])
+        self.pairs = [(a - 1, b - 1) for a, b in next(filter(None, joined), ())]
         self.data = self.kind, self.names, list(evaluation.truth.images), evaluation.images
         ids = {number: one for (_, one), number in evaluation.truth.images.items()}
         self.called = {image: f"{Path(path).name}, image id {ids[image]}" for image, path in paths.items()}
@@ -164,15 +166,16 @@ class Judged:
         What a figure is about is drawn in colour and last: the object with the number `about`, the found object `row`.
         """
         names, place, truth, found = draw.drawable(self.names), self.places[image], [], []
-        codes = self.evaluation.found.places.get("segmentation")
+        codes, poses = (self.evaluation.found.places.get(key) for key in ("segmentation", "keypoints"))
         for one in sorted(place.objects, key=lambda one: one["id"] == about):
             mask = self.evaluation.made.coco_gt.ann_to_rle(one) if self.kind == "segm" else None
             words = names[one["category_id"] - 1] + " (crowd)" * one["iscrowd"]
-            truth.append(Drawn(one["bbox"], words, TRUE if one["id"] == about else OTHER, mask))
+            truth.append(Drawn(one["bbox"], words, TRUE if one["id"] == about else OTHER, mask, one.get("keypoints")))
         for one in sorted(place.rows[self.chosen[place.rows]][::-1].tolist(), key=lambda one: one == row):
             words = f"{names[self.labels[one]]} {self.boxes[one, 5]:.2f}"
-            found.append(Drawn(self.boxes[one, 1:5], words, FOUND if one == row else OTHER, codes and codes[one]))
-        return figures.crops(image, boxes, [truth, [*found, *more]])
+            colour, posed = FOUND if one == row else OTHER, poses and poses[one]
+            found.append(Drawn(self.boxes[one, 1:5], words, colour, codes and codes[one], posed))
+        return figures.crops(image, boxes, [truth, [*found, *more]], self.pairs)
 
 
 def shared(evaluation: Evaluation, place: Place) -> np.ndarray:

@@ -24,6 +24,7 @@ class Drawn(NamedTuple):
     text: str
     colour: Sequence[int]
     mask: Mapping | None = None  # a run-length code
+    points: Sequence | None = None  # K keypoints: x and y in pixels, and whether it is seen, or its score
 
 
 class Figures:
@@ -37,8 +38,11 @@ class Figures:
     def __init__(self, paths: Mapping, called: Mapping) -> None:
         self.paths, self.called, self.room, self.left_out, self.gone = paths, called, ROOM, 0, {}
 
-    def crops(self, image: int, about: Sequence[Box], sides: Sequence[Sequence[Drawn]]) -> list[np.ndarray]:
-        """The surroundings of boxes, or the image, once for each of `sides`, with its objects; empty without pixels."""
+    def crops(
+        self, image: int, about: Sequence[Box], sides: Sequence[Sequence[Drawn]], pairs: Sequence = ()
+    ) -> list[np.ndarray]:
+        """The surroundings of boxes, or the image, once for each of `sides`, with its objects; empty without pixels.
+        `pairs` of keypoints are joined."""
         pixels = self.read(image)
         if pixels is None:
             return []
@@ -51,7 +55,12 @@ class Figures:
             codes = [x.mask if x.mask and list(x.mask["size"]) == list(pixels.shape[:2]) else None for x in drawn]
             masks = [code and part_of(rle.decode(code), shown, scale, 0).view(bool) for code in codes]
             texts, colours = [one.text for one in drawn], [one.colour for one in drawn]
-            views.append(draw.instances(part_of(pixels, shown, scale, GREY), boxes, texts, colours, masks, 0.3))
+            view = draw.instances(part_of(pixels, shown, scale, GREY), boxes, texts, colours, masks, 0.3)
+            posed = [one for one in drawn if one.points is not None]
+            points = [
+                (np.reshape(one.points, (-1, 3)) - (*shown[:2], 0)) * (scale, scale, 1) for one in posed
+            ]  # [K, 3]
+            views.append(draw.skeletons(view, points, pairs, [one.colour for one in posed]))
         return views
 
     def add(self, image: int | str, views: Sequence[np.ndarray], text: str) -> str:
