@@ -2,9 +2,8 @@
 
 import argparse
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -150,19 +149,12 @@ DETECTOR = (
 )
 
 
-class Base(NamedTuple):
-    """The trunk for a mask transformer's file without one, or with differences to this one."""
-
-    source: str
-    state: Mapping[str, Tensor]  # by our names, without a prefix
-
-
-def load_base(model: nn.Module, weights: str | Path, source: str) -> Base:
-    """Load weights, a file or a name of the model table, into the trunk of a model."""
+def load_base(model: nn.Module, weights: str | Path, source: str) -> tuple[str, dict[str, Tensor]]:
+    """Load weights, a file or a name of the model table, into the trunk of a model: where they are from, and they."""
     trunk = _trunk_of(model, source)
     with naming_option("default_hooks.exact_load.base"):
         report = load_pretrained(trunk, weights)
-    return Base(report.source, trunk.state_dict())
+    return report.source, trunk.state_dict()
 
 
 def _trunk_of(model: nn.Module, source: str) -> nn.Module:
@@ -176,7 +168,7 @@ def fit_whole(
     checkpoint: Mapping,
     fresh: Sequence[str] = (),
     source: str = "state dict",
-    base: Base | None = None,
+    load: Callable[[], tuple[str, Mapping[str, Tensor]]] | None = None,
     channels: str | Sequence[int] | None = None,
 ) -> tuple[dict[str, Tensor], LoadReport]:
     """The tensors of a checkpoint that fill a whole detector or segmentor.
@@ -187,12 +179,12 @@ def fit_whole(
 
     Args:
         source: Origin of the checkpoint, for the report.
-        base: From `load_base`. It is for a checkpoint without a trunk (PMT), or with differences to it, which are
-            added (EoMT on DINOv3, as published).
+        load: Calls `load_base`, for a checkpoint without a trunk (PMT), or with differences to one, which are added
+            (EoMT on DINOv3, as published). It is not called for others, which are refused.
         channels: As of `load_pretrained`, for a backbone with other image channels than the file's.
 
     Raises:
-        CheckpointMismatchError: The checkpoint does not fit exactly, needs a `base`, or has no use for it.
+        CheckpointMismatchError: The checkpoint does not fit exactly, needs a base, or has no use for it.
     """
     state = unwrap(checkpoint)
     if any(key.startswith("backbone.simfp_") for key in state):
@@ -214,17 +206,20 @@ def fit_whole(
         if hasattr(module, "stem_modules"):
             backbones.append(start)
         matches[start] = module, detect(state, (module.family,), prefix=start)
-    if base is not None or is_foreign:
+    origin, base = "", {}
+    if load is not None or is_foreign:
         of_trunk = matches.get("backbone.", (None, None))[1]
-        _check_base(of_trunk, base, source)
+        _check_base(of_trunk, load is not None, source)
+        if load is not None:
+            origin, base = load()
         if of_trunk is None:
-            state = {f"backbone.{key}": x for key, x in base.state.items()} | state
+            state = {f"backbone.{key}": x for key, x in base.items()} | state
     for start, (module, match) in matches.items():
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
         part = LoadReport(source, report.scheme)
         ours = transfer(match, module, part, is_whole=True)
-        if base is not None and start == "backbone.":
-            ours = {key: x + ours[key] if key in ours else x for key, x in base.state.items()}
+        if base and start == "backbone.":
+            ours = {key: x + ours[key] if key in ours else x for key, x in base.items()}
         stem = stem_weight(module) if channels is not None and hasattr(module, "stem_modules") else ""
         if stem in ours and ours[stem].shape[1] != module.in_channels:
             spread(ours, stem, channels, module.in_channels, report)
@@ -249,20 +244,20 @@ def fit_whole(
     for pattern in fresh:
         if not any(re.fullmatch(pattern, key) for key in (*targets, *state)):
             raise OptionError(f"fresh: {pattern!r} matches no parameter of the model or of {source}")
-    if base is not None:
-        report.scheme = f"{report.scheme}, with the trunk of {base.source}"
+    if base:
+        report.scheme = f"{report.scheme}, with the trunk of {origin}"
     formulas = {key: x for key, x in targets.items() if is_foreign and re.fullmatch(rf".+\.{PERIODS}", key)}
     state = match_exactly(targets, formulas | state, fresh, advise)  # foreign files lack the formulas
     report.count(targets, state)
     return state, report
 
 
-def _check_base(trunk: Match | None, base: Base | None, source: str) -> None:
+def _check_base(trunk: Match | None, has_base: bool, source: str) -> None:
     """Raise unless a file has a whole trunk, or a base is given that it needs; `trunk` is what it has."""
     is_whole = trunk is not None and not _are_differences(trunk, source)
-    if is_whole and base is not None:
-        raise CheckpointMismatchError(f"base: got {base.source}, but {source} has the whole trunk; leave it out")
-    if not is_whole and base is None:
+    if is_whole and has_base:
+        raise CheckpointMismatchError(f"base: got one, but {source} has the whole trunk; leave it out")
+    if not is_whole and not has_base:
         has = "no trunk" if trunk is None else "differences to the weights of the trunk"
         raise CheckpointMismatchError(
             f"{source} has {has}: give the trunk's weights as base, a file or a name, in a "

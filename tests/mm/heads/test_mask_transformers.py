@@ -1,6 +1,7 @@
 """EoMT and PMT against golden tensors of the authors' code, and against transformers."""
 
 import logging
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 
 from vitdense.checkpoint.errors import CheckpointMismatchError
 from vitdense.checkpoint.load import load_pretrained
-from vitdense.checkpoint.whole_models import Base, fit_whole, load_base
+from vitdense.checkpoint.whole_models import fit_whole, load_base
 from vitdense.mm.heads.mask_transformer.heads import EoMTHead, PMTHead
 from vitdense.mm.train.hooks import ExactLoadHook
 from vitdense.models.vit.model import ViT
@@ -63,8 +64,8 @@ def load_golden(model, state, base=None):
     table = state.get(f"{TRUNK}pos_embed")
     if table is not None:
         state = {**state, f"{TRUNK}pos_embed": table[:, :16]}
-    base = base and load_base(model, base, "golden")
-    found, report = fit_whole(model, state, source="golden", base=base)
+    load = base and partial(load_base, model, base, "golden")
+    found, report = fit_whole(model, state, source="golden", load=load)
     model.load_state_dict(found, strict=True)
     if table is not None:
         model.backbone.absolute_pos_embed.table = nn.Parameter(table.unflatten(1, (4, 6)))
@@ -136,7 +137,7 @@ def test_whole_files_on_dinov3_are_told_from_differences_by_their_norms(kind, go
     load_golden(model, state)
     assert_masks_of_the_authors(model, tensors)
     with pytest.raises(CheckpointMismatchError, match="base"):
-        fit_whole(model, state, base=Base("dinov3_small", {}))
+        load_golden(model, state, "dinov3_small")  # not downloaded
     norms = [key for key in state if key.startswith(TRUNK) and "norm" in key and key.endswith("weight")]
     for scaled, factor in ((norms, 0.3), (norms[:1], 0.01), (norms[1:], 0.01), (norms, 5.0)):
         with pytest.raises(CheckpointMismatchError, match="norms"):

@@ -4,6 +4,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -138,8 +139,8 @@ class ExactLoadHook(Hook):
         model = unwrapped(runner.model)  # checkpoints are saved without the TTA wrapper
         self._check_classes(runner, checkpoint)
         source, own = str(runner._load_from or "checkpoint"), model.state_dict()
-        base = None if self.base is None else load_base(model, self.base, source)
-        state, report = fit_whole(model, checkpoint, self.fresh, source, base, self.channels)
+        load = None if self.base is None else partial(load_base, model, self.base, source)
+        state, report = fit_whole(model, checkpoint, self.fresh, source, load, self.channels)
         # After this hook, mmengine loads all of it; it would print what is kept as missing.
         checkpoint["state_dict"] = state | {key: own[key] for key in report.kept_at_init}
         if runner._resume and report.resized:  # the state of the optimizer has the old sizes
