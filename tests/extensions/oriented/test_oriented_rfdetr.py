@@ -28,6 +28,7 @@ from vitdense.results.result import Result
 from vitdense.results.tiles import detect
 from vitdense.runtime import BOUNDS, Output, Program, changes, compare_results
 
+JUDGES = "errors.objects", "operating_point.find"
 SMALL = dict(num_classes=3, in_channels=32, num_queries=9, num_groups=2, num_layers=2, num_heads=(2, 4), ffn_dims=32)
 
 
@@ -318,13 +319,19 @@ def test_pictures(trained):
 
 
 def test_report_and_operating_point(trained):
-    """Both judge the straight boxes; the AP of turned ones is among the metrics."""
-    pytest.importorskip("vitdense.extensions.errors")
+    """Both judge the turned boxes: with other angles, long objects are wrong."""
+    errors, find = (pytest.importorskip(f"vitdense.extensions.{name}") for name in JUDGES)
     file, folder = str(trained / "own/annotations/oriented_val.json"), trained / "report"
-    metric, _ = evaluated(file)
-    assert [one.kind for one in metric.evaluations] == ["bbox", "obb"]
-    right = pytest.importorskip("vitdense.extensions.operating_point.find").match(metric.evaluations[0]).right
-    assert right.all()
-    assert len(right) == len(parse(Path(file))["annotations"])
+    number = len(parse(Path(file))["annotations"])
+    for turn in (0.0, 50.0):
+        judged = errors.Judged(evaluated(file, turn)[0].evaluations[1], {})
+        matches = find.match(judged.evaluation)
+        assert matches.right.tolist() == (judged.kinds == "right").tolist()
+        assert matches.truths.sum() == len(matches.right) == number
+        assert matches.right.all() == (turn == 0)
+        tide = judged.evaluation.made.tide_errors()["counts"]
+        assert [(judged.kinds == name).sum() for name in ("Loc", "Bkg")] == [tide["Loc"], tide["Bkg"]]
+    assert tide["Loc"] > 0
     assert main(["test", str(trained / "work"), "--report", str(folder)]) == 0
-    assert "coco/oriented_mAP" in json.loads((folder / "metrics.json").read_text())["metrics"]
+    said = json.loads((folder / "metrics.json").read_text())
+    assert said["obb"]["table"][0]["mAP"] == pytest.approx(said["metrics"]["coco/oriented_mAP"], abs=1e-3)

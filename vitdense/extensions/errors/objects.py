@@ -166,9 +166,11 @@ class Judged:
         What a figure is about is drawn in colour and last: the object with the number `about`, the found object `row`.
         """
         names, place, truth, found = draw.drawable(self.names), self.places[image], [], []
-        codes, poses = (self.evaluation.found.places.get(key) for key in ("segmentation", "keypoints"))
+        shapes = "corners" if self.kind == "obb" else "segmentation"
+        codes, poses = (self.evaluation.found.places.get(key) for key in (shapes, "keypoints"))
         for one in sorted(place.objects, key=lambda one: one["id"] == about):
-            mask = self.evaluation.made.coco_gt.ann_to_rle(one) if self.kind == "segm" else None
+            mask = one.get("corners") if self.kind == "obb" else None
+            mask = self.evaluation.made.coco_gt.ann_to_rle(one) if self.kind == "segm" else mask
             words = names[one["category_id"] - 1] + " (crowd)" * one["iscrowd"]
             truth.append(Drawn(one["bbox"], words, TRUE if one["id"] == about else OTHER, mask, one.get("keypoints")))
         for one in sorted(place.rows[self.chosen[place.rows]][::-1].tolist(), key=lambda one: one == row):
@@ -186,6 +188,8 @@ def shared(evaluation: Evaluation, place: Place) -> np.ndarray:
     if evaluation.kind == "segm":
         masks = [evaluation.found.places["segmentation"][row] for row in place.rows]
         return hotcoco.mask.iou(masks, [evaluation.made.coco_gt.ann_to_rle(one) for one in objects], crowds)
+    if evaluation.kind == "obb":
+        return _turned([evaluation.found.places["corners"][row] for row in place.rows], objects, crowds)
     found = np.array([evaluation.found.places["keypoints"][row] for row in place.rows])
     truth = np.array([one["keypoints"] for one in objects], float).reshape(len(objects), -1, 3)
     distances = ((found.reshape(len(found), 1, -1, 3) - truth)[..., :2] ** 2).sum(-1)  # [D, G, K]
@@ -193,6 +197,18 @@ def shared(evaluation: Evaluation, place: Place) -> np.ndarray:
     near = np.exp(-distances / (8 * np.square(evaluation.made.params.kpt_oks_sigmas) * areas))
     seen = truth[..., 2] > 0
     return (near * seen).sum(-1) / np.maximum(seen.sum(-1), 1)
+
+
+def _turned(found: Sequence, objects: Sequence[Mapping], crowds: Sequence[int]) -> np.ndarray:
+    """`shared` of oriented boxes, from corners [D, 8]; an object without corners overlaps nothing."""
+    import torch
+
+    from vitdense.extensions.oriented.ops import box_iou_rotated
+
+    corners = found, [one.get("corners", [0.0] * 8) for one in objects]
+    pair = [torch.tensor(one, dtype=torch.float64).unflatten(1, (4, 2)) for one in corners]
+    values = [box_iou_rotated(*pair, mode=mode).numpy() for mode in ("iou", "iof")]  # [D, G] each
+    return np.where(crowds, *values[::-1])
 
 
 def box_ious(found: Any, objects: Any, crowds: Sequence[int] | None = None) -> np.ndarray:

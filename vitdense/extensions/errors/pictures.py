@@ -23,7 +23,7 @@ class Drawn(NamedTuple):
     box: Box
     text: str
     colour: Sequence[int]
-    mask: Mapping | None = None  # a run-length code
+    mask: Mapping | Sequence[float] | None = None  # a run-length code, or corners of an oriented box
     points: Sequence | None = None  # K keypoints: x and y in pixels, and whether it is seen, or its score
 
 
@@ -52,14 +52,12 @@ class Figures:
         scale, views = SIDE / max(shown[2:]), []
         for drawn in sides:
             boxes = [(np.subtract(one.box, (*shown[:2], 0, 0)) * scale).tolist() for one in drawn]
-            codes = [x.mask if x.mask and list(x.mask["size"]) == list(pixels.shape[:2]) else None for x in drawn]
+            codes = [_code(one.mask, pixels.shape[:2]) for one in drawn]
             masks = [code and part_of(rle.decode(code), shown, scale, 0).view(bool) for code in codes]
             texts, colours = [one.text for one in drawn], [one.colour for one in drawn]
             view = draw.instances(part_of(pixels, shown, scale, GREY), boxes, texts, colours, masks, 0.3)
             posed = [one for one in drawn if one.points is not None]
-            points = [
-                (np.reshape(one.points, (-1, 3)) - (*shown[:2], 0)) * (scale, scale, 1) for one in posed
-            ]  # [K, 3]
+            points = [(np.reshape(one.points, (-1, 3)) - (*shown[:2], 0)) * (scale, scale, 1) for one in posed]
             views.append(draw.skeletons(view, points, pairs, [one.colour for one in posed]))
         return views
 
@@ -90,3 +88,10 @@ class Figures:
         full = f"Figures left out, for the page would be too large: {self.left_out}."
         notes = [gone] * bool(self.gone) + [full] * bool(self.left_out)
         return "".join(f"<p>{escape(note)}</p>" for note in notes)
+
+
+def _code(mask: Mapping | Sequence[float] | None, size: tuple[int, int]) -> Mapping | None:
+    """The run-length code of a mask in an image of this height and width; None without one, or of another size."""
+    if isinstance(mask, list):
+        return rle.frPyObjects([mask], *size)[0]
+    return mask if mask and tuple(mask["size"]) == size else None

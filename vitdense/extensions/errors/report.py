@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmengine.runner import Runner
 
 OF_SUSPECTS = 40  # figures
-NAMES = {"bbox": "Boxes", "segm": "Masks", "keypoints": "Keypoints", "pixels": "Pixels"}  # of kinds of results
+NAMES = {"bbox": "Boxes", "segm": "Masks", "obb": "Oriented boxes", "keypoints": "Keypoints", "pixels": "Pixels"}
 
 
 @dataclass
@@ -64,7 +64,6 @@ def tested_of(
     checkpoint = str(runner.cfg.load_from)
     if isinstance(watched[0], Maps):
         return Tested(checkpoint, metrics, watched)
-    # Straight boxes stand for oriented ones: hotcoco's pictures and matches know no others.
     found = [(one, of.ap_limit) for of in watched for one in of.evaluations if one.kind in NAMES]
     if not found:
         raise ConfigError("--report: the detector found nothing on the test data, so there is nothing to show")

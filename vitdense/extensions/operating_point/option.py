@@ -79,7 +79,8 @@ def after(args: argparse.Namespace, metrics: Mapping[str, float], runner: "Runne
     if not evaluations:
         raise ConfigError("--operating-point: the detector found nothing on the validation data")
     classes = runner.test_evaluator.dataset_meta["classes"]
-    point = find_point(match(evaluations[0]), args.operating_point, classes, args.by_class)
+    judged = next((one for one in evaluations if one.kind == "obb"), evaluations[0])
+    point = find_point(match(judged), args.operating_point, classes, args.by_class)
     conditions = conditions_of(runner.cfg, args.tiles, args.overlap)
     path = file_beside(checkpoint)
     with atomic_write(path) as scratch:

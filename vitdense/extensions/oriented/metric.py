@@ -54,6 +54,7 @@ class OrientedMetric(FasterCocoMetric):
             return values
         found, figures = [one for _, one in results], dict.fromkeys(ITEMS, 0.0)
         if any(len(one["bboxes"]) for one in found):
-            boxes = to_le90(from_corners(torch.cat([one["corners"] for one in found]).double()))  # [N, 5]
-            figures = self._evaluate("obb", found, {"obb": boxes.tolist()}, fields=["obb"]).precisions("sml")
+            corners = torch.cat([one["corners"] for one in found]).double()  # [N, 4, 2]
+            places = {"obb": to_le90(from_corners(corners)).tolist(), "corners": corners.flatten(1).tolist()}
+            figures = self._evaluate("obb", found, places, fields=["obb"]).precisions("sml")
         return values | {f"oriented_{item}": round(value, 3) for item, value in figures.items()}
