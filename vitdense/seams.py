@@ -27,7 +27,7 @@ class Extension:
         names: Public name of `vitdense` -> module that has it.
         commands: Command -> group of the help, ``prepare``, ``train`` or ``use``, and line there. The module of the
             same name in the folder has `main`.
-        options: Command of the core, or ``load`` -> module with further options; see `options_of`.
+        options: Command of the core, ``load`` or ``report`` -> module with further options; see `options_of`.
         registers: Package -> module that registers classes with mm if the package is installed.
         kinds: Type of data set -> module that knows its labels; see `kind_of`.
         loaders: Pipeline steps that load labels.
@@ -99,8 +99,8 @@ def options_of(command: str) -> list[ModuleType]:
     - ``images(args, cfg, trunk, paths)``, for ``new``: the step that reads the training images, other values of the
       config by dotted keys, and types of steps to leave out; or None;
     - for ``images``, which is no command, ``size(path)``: width and height of a file that Pillow cannot read, or None;
-      ``picture(path)``: what a picture shows of such a file; ``examiner(steps, cfg)``: the
-      `vitdense.mm.data.images.read_image_file` of a pipeline, or None;
+      ``picture(path)``: what a picture shows of it; ``examiner(steps, cfg)``: a pipeline's
+      `vitdense.mm.data.images.read_image_file`, or None; for ``report``, ``shared(...)``: IoUs of oriented boxes;
     - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None;
     - for ``export``, ``forms()`` and ``finder(model)``: replacements of modules by their classes, and a
       `vitdense.mm.export.detectors.Finder`, or None; ``check(args, model)`` before it, and

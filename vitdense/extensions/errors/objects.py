@@ -13,6 +13,7 @@ from vitdense.extensions.errors.pictures import FOUND, OTHER, TRUE, Drawn, Figur
 from vitdense.mm.train.coco_engines import Evaluation
 from vitdense.results import draw
 from vitdense.runtime import SCORE, least
+from vitdense.seams import ask
 
 RIGHT, NEAR = 0.5, 0.1  # least IoU of a right object and of one that is near an object, in TIDE too
 KINDS = {  # TIDE's kinds of errors
@@ -189,7 +190,8 @@ def shared(evaluation: Evaluation, place: Place) -> np.ndarray:
         masks = [evaluation.found.places["segmentation"][row] for row in place.rows]
         return hotcoco.mask.iou(masks, [evaluation.made.coco_gt.ann_to_rle(one) for one in objects], crowds)
     if evaluation.kind == "obb":
-        return _turned([evaluation.found.places["corners"][row] for row in place.rows], objects, crowds)
+        found = [evaluation.found.places["corners"][row] for row in place.rows]
+        return ask("report", "shared", found, objects, crowds)
     found = np.array([evaluation.found.places["keypoints"][row] for row in place.rows])
     truth = np.array([one["keypoints"] for one in objects], float).reshape(len(objects), -1, 3)
     distances = ((found.reshape(len(found), 1, -1, 3) - truth)[..., :2] ** 2).sum(-1)  # [D, G, K]
@@ -197,18 +199,6 @@ def shared(evaluation: Evaluation, place: Place) -> np.ndarray:
     near = np.exp(-distances / (8 * np.square(evaluation.made.params.kpt_oks_sigmas) * areas))
     seen = truth[..., 2] > 0
     return (near * seen).sum(-1) / np.maximum(seen.sum(-1), 1)
-
-
-def _turned(found: Sequence, objects: Sequence[Mapping], crowds: Sequence[int]) -> np.ndarray:
-    """`shared` of oriented boxes, from corners [D, 8]; an object without corners overlaps nothing."""
-    import torch
-
-    from vitdense.extensions.oriented.ops import box_iou_rotated
-
-    corners = found, [one.get("corners", [0.0] * 8) for one in objects]
-    pair = [torch.tensor(one, dtype=torch.float64).unflatten(1, (4, 2)) for one in corners]
-    values = [box_iou_rotated(*pair, mode=mode).numpy() for mode in ("iou", "iof")]  # [D, G] each
-    return np.where(crowds, *values[::-1])
 
 
 def box_ious(found: Any, objects: Any, crowds: Sequence[int] | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ _OPS = (
     *("min_area_polygons", "points_in_polygons_forward"),
 )
 EXTENSION = Extension(
-    options={"new detection": f"{_HERE}.new"},
+    options={"new detection": f"{_HERE}.new", "report": f"{_HERE}.metric"},
     registers={"mmdet": f"{_HERE}.registered"},
     kinds={"vitdense.OrientedDataset": f"{_HERE}.kind"},
     schemes={"rfdetr_oriented": f"{_HERE}.checkpoint"},

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from vitdense.extensions.oriented.boxes import from_corners, to_le90
 from vitdense.extensions.oriented.dota import write_results
 from vitdense.extensions.oriented.labels import with_corners
+from vitdense.extensions.oriented.ops import box_iou_rotated
 from vitdense.mm.data.coco import Source
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
@@ -58,3 +60,14 @@ class OrientedMetric(FasterCocoMetric):
             places = {"obb": to_le90(from_corners(corners)).tolist(), "corners": corners.flatten(1).tolist()}
             figures = self._evaluate("obb", found, places, fields=["obb"]).precisions("sml")
         return values | {f"oriented_{item}": round(value, 3) for item, value in figures.items()}
+
+
+def shared(found: Sequence[Sequence[float]], objects: Sequence[Mapping], crowds: Sequence[int]) -> np.ndarray:
+    """IoUs of corners [D, 8] with those of G annotations, [D, G]; of a crowd the share of the found object inside.
+
+    An annotation without corners overlaps nothing.
+    """
+    corners = found, [one.get("corners", [0.0] * 8) for one in objects]
+    pair = [torch.tensor(one, dtype=torch.float64).unflatten(1, (4, 2)) for one in corners]
+    ious, shares = (box_iou_rotated(*pair, mode=mode).numpy() for mode in ("iou", "iof"))  # [D, G] each
+    return np.where(crowds, shares, ious)
