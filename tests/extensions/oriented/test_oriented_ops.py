@@ -225,6 +225,9 @@ def test_roi_align_of_places_and_of_no_rois():
     none.sum().backward()
     assert none.shape == (0, 2, 2, 2)
     assert features.grad.abs().sum() == 0
+    large, many = torch.randn(1, 8, 200, 256), torch.rand(300, 6) * torch.tensor([0, 1024, 800, 60, 60, 360])
+    want = roi_align_rotated(large.double(), many.double(), 7, 0.25)
+    torch.testing.assert_close(roi_align_rotated(large, many, 7, 0.25).double(), want, atol=1e-5, rtol=0)
 
 
 def matrix_root(matrix: torch.Tensor) -> torch.Tensor:

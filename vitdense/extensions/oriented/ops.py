@@ -185,17 +185,21 @@ def roi_align_rotated(
     place = torch.arange(len(count), device=rois.device).repeat_interleave(count)  # the bin of every sample, [samples]
     number = torch.arange(len(place), device=rois.device) - start[place]
     roi, row, column = place // (rows * columns), place // columns % rows, place % columns
-    x, y, w, h, cos, sin, down, across = (one[roi] for one in (x, y, w, h, angle.cos(), angle.sin(), down, across))
-    right = ((column + (number % across + 0.5) / across) / columns - 0.5) * w  # from the centre, along w
-    below = ((row + (number // across + 0.5) / down) / rows - 0.5) * h
+    # Counted from the pixel of the centre, float32 has an error of 3e-6 in a map of 256, from its edge of 8e-5.
+    x0, y0 = x.detach().floor(), y.detach().floor()  # [K]
+    parts = x - x0, y - y0, w, h, angle.cos(), angle.sin(), down, across, x0, y0
+    x, y, w, h, cos, sin, down, across, x0, y0 = (one[roi] for one in parts)  # [samples]
+    wide, high = columns * across, rows * down  # samples of the RoI
+    right = (column * across + number % across + (1 - wide) / 2) * (w / wide)  # from the centre, along w
+    below = (row * down + number // across + (1 - high) / 2) * (h / high)
     x, y = x + cos * right - sin * below, y + sin * right + cos * below  # [samples]
-    inside = (x >= -1) & (x <= width) & (y >= -1) & (y <= height)
-    x, y = x.clamp(0, width - 1), y.clamp(0, height - 1)
+    inside = (x >= -1 - x0) & (x <= width - x0) & (y >= -1 - y0) & (y <= height - y0)
+    x, y = x.clamp(-x0, width - 1 - x0), y.clamp(-y0, height - 1 - y0)
     left, top = x.detach().floor(), y.detach().floor()
+    x, y, left, top = x - left, y - top, left + x0, top + y0
     first = rois[:, 0].long()[roi] * (height * width) + (top * width + left).long()  # [samples]
     to_right, to_below = (left < width - 1).long(), (top < height - 1).long() * width
     pixels = torch.stack([first, first + to_right, first + to_below, first + to_right + to_below], 1)
-    x, y = x - left, y - top
     weights = torch.stack([(1 - y) * (1 - x), (1 - y) * x, y * (1 - x), y * x], 1)  # [samples, 4]
     weights = (weights * (inside / (down * across))[:, None]).to(features.dtype)
     table = features.permute(0, 2, 3, 1).flatten(0, 2)  # [B*H*W, C]
