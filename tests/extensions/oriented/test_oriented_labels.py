@@ -11,7 +11,8 @@ from kinds import photo
 from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from vitdense.__main__ import main
-from vitdense.extensions.oriented.dota import read_folder, write_results
+from vitdense.extensions.formats.dota import read_folder
+from vitdense.extensions.oriented.dota import write_results
 from vitdense.extensions.oriented.drawn import SHAPES, draw_turned
 from vitdense.extensions.oriented.labels import corner_faults, quadrilateral, with_corners
 from vitdense.mm.checks import dry_step
@@ -164,7 +165,7 @@ def test_new_of_yolo_and_dota(own, tmp_path):
         (["--oriented", "--masks"], "leave all but one out"),
         (["--dota", "x", "--oriented"], "give --dota alone"),
         (["--keypoints", "--oriented"], "leave all but one out"),
-        (["--dota", "x", "--voc", "y"], "got --yolo or --voc too"),
+        (["--dota", "x", "--voc", "y"], "give --voc alone"),
         (["--base", "rfdetr_oriented_nano_shapes", "--iters", "5"], "the option for its labels"),
         (["--base", "rfdetr_nano_shapes", "--oriented", "--iters", "5"], "the option for its labels"),
     ],

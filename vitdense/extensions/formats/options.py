@@ -1,10 +1,12 @@
 """``--yolo`` and ``--voc`` of `vitdense new detection`."""
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 
 from vitdense.mm.errors import ConfigError
 
+READERS = {"yolo": "read_yolo", "voc": "read_folder", "dota": "read_folder"}  # a module of each name has them
 GIVEN = ("train", "val", "images", "val_images")  # options of COCO's files
 
 
@@ -15,13 +17,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None:
-    """The content of a COCO file and the folder of its images, for each split; None without an option of this module.
+    """The content of a COCO file and the folder of its images, for each split; None without an option of `READERS`.
     With ``--val SHARE`` the training split alone.
 
     Raises:
         ConfigError: The files have faults, or options do not fit.
     """
-    paths, found = {"--yolo": args.yolo, "--voc": args.voc}, {}
+    paths, found = {f"--{name}": vars(args).get(name) for name in READERS}, {}
     asked = [option for option, path in paths.items() if path is not None]
     if not asked:
         return None
@@ -29,11 +31,10 @@ def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None
     if len(asked) > 1 or any(vars(args)[name] for name in GIVEN if not (is_split and name == "val")):
         raise ConfigError(f"{asked[0]}: got --train, --val, --images or another format as well; give {asked[0]} alone")
 
-    from vitdense.extensions.formats.voc import read_folder
-    from vitdense.extensions.formats.yolo import read_yolo
     from vitdense.mm.data.faults import refuse
 
-    reader = {"--yolo": read_yolo, "--voc": read_folder}[asked[0]]
+    name = asked[0].removeprefix("--")
+    reader = getattr(import_module(f"vitdense.extensions.formats.{name}"), READERS[name])
     for split in ("train",) if is_split else ("train", "val"):
         content, folder, faults = reader(paths[asked[0]], split)
         refuse(fault.within(asked[0]) for fault in faults)

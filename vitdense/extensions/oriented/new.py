@@ -19,29 +19,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dota", type=Path, metavar="DIR", help=text)
 
 
-def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None:
-    """The content of a COCO file and the folder of its images, for each split; None without ``--dota``.
-
-    Raises:
-        ConfigError: The files have faults, or options do not fit.
-    """
-    if args.dota is None:
-        return None
-    is_split = isinstance(args.val, float)
-    if args.train or args.images or args.val_images or (args.val and not is_split):
-        raise ConfigError("--dota: got --train, --val, --images or another format as well; give --dota alone")
-
-    from vitdense.extensions.oriented.dota import read_folder
-    from vitdense.mm.data.faults import refuse
-
-    found = {}
-    for split in ("train",) if is_split else ("train", "val"):
-        content, folder, faults = read_folder(args.dota, split)
-        refuse(fault.within("--dota") for fault in faults)
-        found[split] = content, folder
-    return found
-
-
 def labels(args: argparse.Namespace) -> "Labels | None":
     """Oriented boxes; None without the option. A ConfigError if other options do not fit."""
     if not (args.oriented or args.dota):
@@ -53,8 +30,6 @@ def labels(args: argparse.Namespace) -> "Labels | None":
         raise ConfigError(f"--oriented: got --method {args.method}, expected rfdetr, or --base")
     if args.masks or args.boxes:
         raise ConfigError("--masks, --boxes, --oriented: got several; leave all but one out")
-    if args.dota and (vars(args).get("yolo") or vars(args).get("voc")):
-        raise ConfigError("--dota: got --yolo or --voc too; give one of them")
     if not args.base:
         args.method = "rfdetr"
     return Labels("rfdetr_oriented_s_dota", "vitdense.OrientedDataset", fresh=(SHAPES,))
