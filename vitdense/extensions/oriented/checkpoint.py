@@ -7,9 +7,4 @@ from vitdense.checkpoint.schemes import same
 from vitdense.models.vit.rfdetr import HEAD, OURS
 
 _OURS = same("shape.layers.{i}.*", "first_shapes.{i}.layers.{j}.*")
-HEADS = {
-    "rfdetr_oriented": replace(
-        HEAD,
-        schemes=(Scheme("vitdense", (*OURS, *_OURS)), *HEAD.schemes[1:]),
-    )
-}
+HEADS = {"rfdetr_oriented": replace(HEAD, schemes=(Scheme("vitdense", (*OURS, *_OURS)), *HEAD.schemes[1:]))}

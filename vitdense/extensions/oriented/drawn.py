@@ -11,6 +11,7 @@ import torch
 
 from vitdense.extensions.oriented.boxes import corners
 from vitdense.extensions.oriented.data import OrientedDataset
+from vitdense.mm.data.coco import outline
 from vitdense.mm.data.shapes import PALETTE, SPLITS, DrawnOnDemand, Scene, draw_dataset, write_jpeg, write_splits
 from vitdense.mm.registry import DATASETS
 
@@ -71,10 +72,9 @@ def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index
     name, annotations = f"{index + 1:06d}.jpg", []
     write_jpeg(folder / split / name, image)
     for label, points in objects:
-        low, sides = points.min(0), np.ptp(points, axis=0)
-        area = float(cv2.contourArea(points.astype(np.float32)))
+        box, area = outline([points])
         one = {"image_id": index + 1, "category_id": label + 1, "iscrowd": 0, "area": area}
-        annotations.append({**one, "bbox": [*low, *sides], "segmentation": [points.ravel().tolist()]})
+        annotations.append({**one, "bbox": box, "segmentation": [points.ravel().tolist()]})
     return {"id": index + 1, "file_name": name, "height": size[0], "width": size[1]}, annotations
 
 

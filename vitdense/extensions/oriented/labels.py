@@ -8,15 +8,17 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 
 from vitdense.extensions.oriented.boxes import corners, from_corners
-from vitdense.mm.data.coco import NUMBER, TOLERANCE, has_box, turned
+from vitdense.mm.data.coco import NUMBER, TOLERANCE, has_box, outline, turned
 from vitdense.mm.data.faults import Fault, Faults
 
 LEAST = 1.0  # pixels of area; smaller objects have no direction
 FIX = "give each object a polygon of four corners in 'segmentation', or attributes.rotation"
+CONVEX = 0.999  # least share of the area around corners that is in their outline
 STRAIGHT = 0.99  # share of its straight box that an object covers which is not turned
 
 
@@ -69,17 +71,14 @@ def corner_faults(content: Mapping[str, Sequence[Mapping]], classes: Collection[
             faults.add("objects have no four corners", one["id"], fix=FIX, **of)
             continue
         points, number = np.array(points).reshape(4, 2), number + 1
-        turns = cross(points)
-        if not ((turns >= 0).all() or (turns <= 0).all()):
-            fix = "list the corners along the outline"
-            faults.add(
-                "corners are in no order along the outline, for sides cross or bend in", one["id"], fix=fix, **of
-            )
-        elif not abs(area_of(points)) >= LEAST:
+        area, around = (outline([one])[1] for one in (points, cv2.convexHull(points.astype(np.float32))))
+        if not around >= LEAST:
             faults.add(f"corners have less than {LEAST:.0f} pixel of area", one["id"], **of)
+        elif area < CONVEX * around:
+            what = "corners are in no order along the outline, for sides cross or bend in"
+            faults.add(what, one["id"], fix="list the corners along the outline", **of)
         else:
-            width, height = np.ptp(points, axis=0)
-            straight += abs(area_of(points)) >= STRAIGHT * width * height
+            straight += area >= STRAIGHT * np.ptp(points, axis=0).prod()
         size = sizes.get(one["image_id"], (math.inf, math.inf))
         if not ((points.mean(0) >= -TOLERANCE) & (points.mean(0) <= np.add(size, TOLERANCE))).all():
             faults.add("the centre of the corners is outside their image", one["id"], grave=False, **of)
@@ -89,16 +88,3 @@ def corner_faults(content: Mapping[str, Sequence[Mapping]], classes: Collection[
         yield Fault(what, fix="write degrees", grave=False)
     if number and straight == number:
         yield Fault("no object is turned; a recipe for straight boxes serves them", grave=False)
-
-
-def cross(points: np.ndarray) -> np.ndarray:
-    """The sense of the turn at each corner, positive clockwise in the image; ``[4, 2]`` to ``[4]``."""
-    sides = np.roll(points, -1, 0) - points  # [4, 2]
-    following = np.roll(sides, -1, 0)
-    return sides[:, 0] * following[:, 1] - sides[:, 1] * following[:, 0]
-
-
-def area_of(points: np.ndarray) -> float:
-    """The area of a polygon ``[N, 2]``, positive where its corners go clockwise in the image."""
-    x, y = points.T
-    return float((x * np.roll(y, -1) - np.roll(x, -1) * y).sum() / 2)

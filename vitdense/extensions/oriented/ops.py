@@ -98,8 +98,10 @@ def intersection(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[-1] != 5:
         return _intersection_of_polygons(a, b)
     # In the frame of b, its sides are |x| = w / 2 and |y| = h / 2.
-    offset, turn = in_frame(a, b)
-    x0, y0, x1, y1 = sides(corners(torch.cat([offset, a[..., 2:4], turn / DEGREE], -1)))  # [..., 4] each
+    x, y = (a[..., :2] - b[..., :2]).split(1, -1)
+    cos, sin = (b[..., 4:] * DEGREE).cos(), (b[..., 4:] * DEGREE).sin()
+    seen = torch.cat([cos * x + sin * y, cos * y - sin * x, a[..., 2:4], a[..., 4:] - b[..., 4:]], -1)  # [..., 5]
+    x0, y0, x1, y1 = sides(corners(seen))  # [..., 4] each
     right, bottom = b[..., 2:3] / 2, b[..., 3:4] / 2  # [..., 1]
     start, end = x0.clamp(-right, right), x1.clamp(-right, right)
     y0, y1 = _heights(x0, y0, x1, y1, start, end)
@@ -119,14 +121,6 @@ def _intersection_of_polygons(a: Tensor, b: Tensor) -> Tensor:
     below, above = y0 - v0, y1 - v1
     heights = (v0 + v1) / 2 + _mean(below, above, below.clamp(max=0), above.clamp(max=0))
     return ((end - start) * heights * torch.where(u1 < u0, -1, 1)).sum((-1, -2)).abs()
-
-
-def in_frame(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Centres [..., 2] and angles in radians [..., 1] of boxes a, seen from the centre and the side w of b."""
-    angle = b[..., 4:] * DEGREE
-    x, y = (a[..., :2] - b[..., :2]).split(1, -1)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([cos * x + sin * y, cos * y - sin * x], -1), (a[..., 4:] - b[..., 4:]) * DEGREE
 
 
 def sides(polygons: Tensor) -> tuple[Tensor, ...]:

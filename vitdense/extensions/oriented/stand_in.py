@@ -16,44 +16,31 @@ MODES = ("iou", "iof")
 ROI_OPTIONS = ("pooled_height", "pooled_width", "spatial_scale", "sampling_ratio", "aligned", "clockwise")
 
 
-def _degrees(boxes: Tensor) -> Tensor:
-    """Boxes [N, 5], or RoIs [K, 6] with the index of the image, with the last column in degrees."""
-    (boxes,) = widen(boxes)
-    return torch.cat([boxes[:, :-1], boxes[:, -1:] / DEGREE], 1)
-
-
-def _polygons(rows: Tensor) -> Tensor:
-    return widen(rows)[0].unflatten(1, (-1, 2))  # [N, P, 2]
+def _shapes(rows: Tensor) -> Tensor:
+    """Boxes [N, 5], or RoIs [K, 6] with the index of the image, in degrees; polygons [N, 2 * P] as [N, P, 2]."""
+    (rows,) = widen(rows)
+    if rows.shape[1] > 6:
+        return rows.unflatten(1, (-1, 2))  # [N, P, 2]
+    return torch.cat([rows[:, :-1], rows[:, -1:] / DEGREE], 1)
 
 
 def box_iou_rotated(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    """Fill ious [N] or [N * M] for boxes [N, 5] and [M, 5]; mode 0 is IoU, 1 intersection over the first area."""
-    ious.copy_(ops.box_iou_rotated(_degrees(boxes1), _degrees(boxes2), aligned, MODES[mode_flag]).flatten())
+    """Fill ious [N] or [N * M] for boxes [N, 5] and [M, 5], or quadrangles [N, 8] and [M, 8].
+
+    Mode 0 is IoU, 1 intersection over the first area.
+    """
+    ious.copy_(ops.box_iou_rotated(_shapes(boxes1), _shapes(boxes2), aligned, MODES[mode_flag]).flatten())
 
 
-def box_iou_quadri(boxes1: Tensor, boxes2: Tensor, ious: Tensor, mode_flag: int, aligned: bool) -> None:
-    """`box_iou_rotated` of quadrangles [N, 8] and [M, 8]."""
-    ious.copy_(ops.box_iou_rotated(_polygons(boxes1), _polygons(boxes2), aligned, MODES[mode_flag]).flatten())
+def nms_rotated(dets: Tensor, scores: Tensor, *others: Tensor | float) -> Tensor:
+    """Indices [kept] of boxes [N, 5] or quadrangles [N, 8], by descending score; a further column has labels.
+
+    The last of the others are the threshold, and whether there are labels.
+    """
+    return ops.nms_rotated(_shapes(dets[:, : 5 if dets.shape[1] < 8 else 8]), scores, others[-2])
 
 
-def nms_rotated(
-    dets: Tensor,
-    scores: Tensor,
-    order: Tensor,
-    dets_sorted: Tensor,
-    labels: Tensor,
-    iou_threshold: float,
-    multi_label: int,
-) -> Tensor:
-    """Indices [kept] of boxes [N, 5], or [N, 6] with labels, by descending score."""
-    return ops.nms_rotated(_degrees(dets[:, :5]), scores, iou_threshold)
-
-
-def nms_quadri(
-    dets: Tensor, scores: Tensor, order: Tensor, dets_sorted: Tensor, iou_threshold: float, multi_label: int
-) -> Tensor:
-    """Indices [kept] of quadrangles [N, 8], or [N, 9] with labels, by descending score."""
-    return ops.nms_rotated(_polygons(dets[:, :8]), scores, iou_threshold)
+box_iou_quadri, nms_quadri = box_iou_rotated, nms_rotated
 
 
 def roi_align_rotated_forward(input: Tensor, rois: Tensor, output: Tensor, **options: float) -> None:
@@ -71,12 +58,12 @@ def roi_align_rotated_backward(grad_output: Tensor, rois: Tensor, grad_input: Te
 
 def _align(features: Tensor, rois: Tensor, **options: float) -> Tensor:
     height, width, *others = (options[name] for name in ROI_OPTIONS)
-    return ops.roi_align_rotated(features, _degrees(rois), (height, width), *others)
+    return ops.roi_align_rotated(features, _shapes(rois), (height, width), *others)
 
 
 def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
     """Fill polygons [N, 8] with the smallest rectangles around nine points [N, 18]: top right corner, then left."""
-    boxes = from_corners(_polygons(pointsets))
+    boxes = from_corners(_shapes(pointsets))
     quarter = torch.cat([boxes[:, :2], boxes[:, [3, 2]], boxes[:, 4:] + 90], 1)
     points = corners(torch.where(boxes[:, 4:] < 0, quarter, boxes))
     polygons.copy_(points[:, [1, 0, 3, 2]].flatten(1))
@@ -85,7 +72,7 @@ def min_area_polygons(pointsets: Tensor, polygons: Tensor) -> None:
 def points_in_polygons_forward(points: Tensor, polygons: Tensor, output: Tensor) -> None:
     """Fill output [N, M] with 1 where a point [N, 2] is inside a quadrangle [M, 8], else 0."""
     x, y = points[:, :, None, None].unbind(1)  # [N, 1, 1]
-    x0, y0, x1, y1 = ops.sides(_polygons(polygons))  # [M, 4]
+    x0, y0, x1, y1 = ops.sides(_shapes(polygons))  # [M, 4]
     crosses = (y0 < y) != (y1 < y)  # [N, M, 4]
     right = x < x0 + (y - y0) * (x1 - x0) / torch.where(crosses, y1 - y0, 1)
     output.copy_((crosses & right).sum(2) % 2)

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import cv2
 import numpy as np
 import torch
 from mmdet.structures.bbox import BaseBoxes, register_box, register_box_converter
 from torch import Tensor
 
-from vitdense.extensions.oriented.boxes import bounds, from_corners
-from vitdense.extensions.oriented.ops import box_iou_rotated
+from vitdense.extensions.oriented.boxes import bounds
+from vitdense.extensions.oriented.ops import area, box_iou_rotated
 from vitdense.mm.errors import ConfigError
 
 
@@ -46,8 +47,7 @@ class Corners(BaseBoxes):
 
     @property
     def areas(self) -> Tensor:
-        (x, y), (u, v) = self.points.unbind(-1), self.points.roll(-1, -2).unbind(-1)  # [..., 4] each
-        return (x * v - u * y).sum(-1).abs() / 2  # [...]
+        return area(self.points)  # [...]
 
     def flip_(self, img_shape: tuple[int, int], direction: str = "horizontal") -> None:
         height, width = img_shape
@@ -63,10 +63,7 @@ class Corners(BaseBoxes):
 
     def rotate_(self, center: Sequence[float], angle: float) -> None:
         """Turn clockwise by degrees."""
-        turn = torch.deg2rad(self.tensor.new_tensor(angle))
-        c, s, middle = turn.cos(), turn.sin(), self.tensor.new_tensor(center)
-        matrix = torch.stack([torch.stack([c, s]), torch.stack([-s, c])])  # [2, 2], for rows
-        self.points = (self.points - middle) @ matrix + middle
+        self.project_(np.vstack([cv2.getRotationMatrix2D(tuple(center), -angle, 1), [0, 0, 1]]))
 
     def project_(self, homography_matrix: Tensor | np.ndarray) -> None:
         matrix = self.tensor.new_tensor(np.asarray(homography_matrix))  # [3, 3]
@@ -96,8 +93,7 @@ class Corners(BaseBoxes):
     def overlaps(
         boxes1: "Corners", boxes2: "Corners", mode: str = "iou", is_aligned: bool = False, eps: float = 1e-6
     ) -> Tensor:
-        ours, others = from_corners(boxes1.points), from_corners(boxes2.points)
-        return box_iou_rotated(ours, others, is_aligned, mode)
+        return box_iou_rotated(boxes1.points, boxes2.points, is_aligned, mode)
 
 
 @register_box_converter(Corners, "hbox")

@@ -17,14 +17,10 @@ class OrientedVisualizer(DetLocalVisualizer):
 
     def _draw_instances(self, image: np.ndarray, instances: InstanceData, *args: Any) -> np.ndarray:
         if len(instances):
-            shown, corners = InstanceData(**dict(instances.items())), shown_corners(instances)
-            shown.masks = PolygonMasks([[row] for row in corners], *image.shape[:2])
+            shown = InstanceData(**dict(instances.items()))
+            corners = instances.corners if "corners" in instances else instances.bboxes  # of the truth, [N, 8]
+            rows = torch.as_tensor(corners).float().flatten(1).cpu().numpy()  # [N, 8]
+            shown.masks = PolygonMasks([[row] for row in rows], *image.shape[:2])
             shown.bboxes = torch.zeros(len(instances), 4)  # so names are placed at the polygons
             instances = shown
         return super()._draw_instances(image, instances, *args)
-
-
-def shown_corners(instances: InstanceData) -> np.ndarray:
-    """Corners ``[N, 8]`` of predictions, or of the truth, which has them in place of boxes."""
-    corners = instances.corners if "corners" in instances else instances.bboxes
-    return torch.as_tensor(corners).float().flatten(1).cpu().numpy()  # [N, 8]
