@@ -71,7 +71,7 @@ def corner_faults(content: Mapping[str, Sequence[Mapping]], classes: Collection[
             faults.add("objects have no four corners", one["id"], fix=FIX, **of)
             continue
         points, number = np.array(points).reshape(4, 2), number + 1
-        area, around = (outline([one])[1] for one in (points, cv2.convexHull(points.astype(np.float32))))
+        area, around = (outline([part])[1] for part in (points, cv2.convexHull(points.astype(np.float32))))
         if not around >= LEAST:
             faults.add(f"corners have less than {LEAST:.0f} pixel of area", one["id"], **of)
         elif area < CONVEX * around:
