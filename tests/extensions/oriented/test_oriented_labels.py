@@ -12,9 +12,9 @@ from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from vitdense.__main__ import main
 from vitdense.extensions.formats.dota import read_folder
-from vitdense.extensions.oriented.dota import write_results
 from vitdense.extensions.oriented.drawn import SHAPES, draw_turned
 from vitdense.extensions.oriented.labels import corner_faults, quadrilateral, with_corners
+from vitdense.extensions.oriented.metric import write_results
 from vitdense.mm.checks import dry_step
 from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config

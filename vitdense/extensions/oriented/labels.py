@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 import torch
 
-from vitdense.extensions.oriented.boxes import corners, from_corners
+from vitdense.extensions.oriented.boxes import corners, enclosing, from_corners, to_le90
 from vitdense.mm.data.coco import NUMBER, TOLERANCE, has_box, outline, turned
 from vitdense.mm.data.faults import Fault, Faults
 
@@ -40,14 +40,11 @@ def with_corners(content: Mapping[str, Any]) -> dict[str, Any]:
     is the same as COCO's tools have it: centre, width, height, and the angle in radians.
     """
     rows = [dict(one) for one in content.get("annotations", ())]
-    given = [one for one in rows if has_box(one)]
-    found = [quadrilateral(one) for one in given]
-    given, found = [one for one, own in zip(given, found) if own], [own for own in found if own]
-    boxes = from_corners(torch.tensor(found, dtype=torch.float64).reshape(-1, 4, 2))  # [N, 5]
-    for one, box, points in zip(given, boxes.tolist(), corners(boxes).flatten(1).tolist()):
-        (left, right), (top, bottom) = ((min(part), max(part)) for part in (points[::2], points[1::2]))
-        one |= {"corners": points, "obb": [*box[:4], math.radians(box[4])]}
-        one["bbox"] = [left, top, right - left, bottom - top]
+    given = [(one, own) for one in rows if has_box(one) and (own := quadrilateral(one))]
+    boxes = from_corners(torch.tensor([own for _, own in given], dtype=torch.float64).reshape(-1, 4, 2))  # [N, 5]
+    places = corners(boxes).flatten(1), to_le90(boxes), enclosing(boxes)  # [N, 8], [N, 5], [N, 4]
+    for (one, _), points, box, (left, top, right, bottom) in zip(given, *(x.tolist() for x in places)):
+        one |= {"corners": points, "obb": box, "bbox": [left, top, right - left, bottom - top]}
     return {**content, "annotations": rows}
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from vitdense.extensions.oriented.boxes import from_corners, to_le90
-from vitdense.extensions.oriented.dota import write_results
 from vitdense.extensions.oriented.labels import with_corners
 from vitdense.extensions.oriented.ops import box_iou_rotated
+from vitdense.files import atomic_write
 from vitdense.mm.data.coco import Source
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
@@ -60,6 +60,23 @@ class OrientedMetric(FasterCocoMetric):
             places = {"obb": to_le90(from_corners(corners)).tolist(), "corners": corners.flatten(1).tolist()}
             figures = self._evaluate("obb", found, places, fields=["obb"]).precisions("sml")
         return values | {f"oriented_{item}": round(value, 3) for item, value in figures.items()}
+
+
+def write_results(prefix: Path, classes: Sequence[str], names: Sequence[str], found: Sequence[Mapping]) -> None:
+    """Write DOTA's results of task 1, ``{prefix}.Task1_{class}.txt``: image, score and corners in a line.
+
+    Args:
+        prefix: Start of the paths.
+        classes: Names.
+        names: Names of the images, without suffix.
+        found: For each image ``labels``, ``scores`` and ``corners``, ``[N, 4, 2]`` in pixels.
+    """
+    for label, name in enumerate(classes):
+        with atomic_write(Path(f"{prefix}.Task1_{name}.txt")) as scratch, scratch.open("w", encoding="utf-8") as file:
+            for image, one in zip(names, found):
+                for row in (np.asarray(one["labels"]) == label).nonzero()[0]:
+                    places = " ".join(f"{v:.2f}" for v in np.asarray(one["corners"][row]).ravel())
+                    file.write(f"{image} {float(one['scores'][row]):.6f} {places}\n")
 
 
 def shared(found: Sequence[Sequence[float]], objects: Sequence[Mapping], crowds: Sequence[int]) -> np.ndarray:
