@@ -23,8 +23,7 @@ from vitdense.mm.data.shapes import draw_dataset
 from vitdense.mm.train.metrics import PanopticMetric
 
 SIDE, CLASSES = 200, ("cat", "dog <b>", "owl")
-POINTS = 3
-SIGMAS = [0.05, 0.1, 0.07]
+POINTS, SIGMAS = 3, [0.05, 0.1, 0.07]
 
 
 def annotation(image, category, box, **more):
@@ -38,7 +37,8 @@ def annotation(image, category, box, **more):
 
 def drawn(rng, images, per_image):
     categories = [
-        {"id": 7 + i, "name": name, "keypoints": ["x", "y", "z"], "sigmas": SIGMAS} for i, name in enumerate(CLASSES)
+        {"id": 7 + i, "name": name, "keypoints": ["x", "y", "z"], "sigmas": SIGMAS, "skeleton": [[1, 2], [2, 3]]}
+        for i, name in enumerate(CLASSES)
     ]
     content = {"images": [], "annotations": [], "categories": categories}
     for image in range(100, 100 + images):
@@ -126,7 +126,6 @@ def test_counts_and_kinds_are_those_of_the_metric(kind, key, files, tmp_path):
 
 def test_keypoints_are_joined_on_pictures(files, tmp_path):
     content, rows = drawn(np.random.default_rng(3), 1, 1)
-    content["categories"] = [{**one, "skeleton": [[1, 2], [2, 3]]} for one in content["categories"]]
     files(content, rows, "keypoints")
     judged = predictions.tested_of(tmp_path / "found.json", tmp_path / "val.json", None).parts[-1]
     truth, _ = judged.views(1, Figures(judged.paths, judged.called))

@@ -10,7 +10,7 @@ import torch
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.model import frozen
 from vitdense.mm.checks.sets import data_sets
-from vitdense.mm.config.base import build_loader, build_model
+from vitdense.mm.config.base import build_evaluator, build_loader, build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.train import launch
@@ -71,8 +71,7 @@ def test_dry_step_changes_nothing(name, tmp_path):
     train, val = (build_loader(cfg, split) for split in ("train", "val"))
     model = build_model(cfg).train()
     model.init_weights()
-    evaluator = dry_step.Evaluator([cfg.val_evaluator])
-    evaluator.dataset_meta = val.dataset.metainfo
+    evaluator = build_evaluator(cfg, val)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     seeds = states()
     dry_step.train(model, train, None)

@@ -64,8 +64,7 @@ def load_golden(model, state, base=None):
     table = state.get(f"{TRUNK}pos_embed")
     if table is not None:
         state = {**state, f"{TRUNK}pos_embed": table[:, :16]}
-    load = base and partial(load_base, model, base, "golden")
-    found, report = fit_whole(model, state, source="golden", load=load)
+    found, report = fit_whole(model, state, source="golden", load=base and partial(load_base, model, base, "golden"))
     model.load_state_dict(found, strict=True)
     if table is not None:
         model.backbone.absolute_pos_embed.table = nn.Parameter(table.unflatten(1, (4, 6)))
