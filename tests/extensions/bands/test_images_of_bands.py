@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tifffile
 import torch
-from commands import succeed
+from commands import run_command, succeed
 from PIL import Image
 
 import vitdense
@@ -161,7 +161,9 @@ def test_a_training_of_five_bands(suffix, tmp_path, monkeypatch):
     line = f"{places} --val-labels data/labels/val --classes low,high --image-suffix {suffix} --iters 2 --bands 5 1 2"
     said = succeed(["new", "segmentation", "--base", "upernet_swin_nano_camvid", *line.split(), "mine.py"])
     assert all(words in said for words in ("PhotoMetricDistortion", "5 bands of uint16")), said
+    assert "train_0.png" in succeed(["check", "mine.py", "--pictures", "pictures"])
     succeed(["train", "mine.py", "--cfg-options", "train_dataloader.num_workers=0"])
+    assert run_command(["export", "work_dirs/mine", "--to", "onnx", "--with-preprocessing"])[0] == 2
     succeed(["predict", "work_dirs/mine", "data/images/val", "--out-dir", "out"])
     assert len(list(Path("out/labels").iterdir())) == 4
     model = vitdense.load("work_dirs/mine")
