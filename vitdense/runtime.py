@@ -278,14 +278,14 @@ class Program:
         wrong = [f"{key} {value!r}"[:60] for key, value in about.items() if key in FITS and not FITS[key](value)]
         if (about.get("mean") is None) != (about.get("std") is None):
             wrong.append("one of mean and std")
-        if wrong:
-            raise ValueError(f"{path}: got metadata {', '.join(wrong)}, which no export writes; export the model again")
         if not forms or not {"mean", "std", "channels", "classes", "resize", FORMS[forms[0]]} <= about.keys():
             raise ValueError(
                 f"{path}: got outputs {outputs[:9]} and metadata {sorted(about)}, expected a file of vitdense export "
-                f"with one of {[*FORMS]}, exported without --maps from a config that resizes images in one step at "
-                f"most"
+                f"with one of {[*FORMS]}, exported without --maps from a config that reads photos of 8 bits and "
+                f"resizes them in one step at most; for others, run the file in its engine on normalised images"
             )
+        if wrong:
+            raise ValueError(f"{path}: got metadata {', '.join(wrong)}, which no export writes; export the model again")
         self.names: list[str] = about["classes"]
         self.is_panoptic = bool((about.get("queries") or {}).get("panoptic"))
         self.of_photos = self._engine.dtype == np.uint8

@@ -13,6 +13,7 @@ from mmengine.config import Config, ConfigDict
 from vitdense.export.program import can_compare, compare_maps
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.export.samples import describe, of_one_size, paths_of
+from vitdense.mm.predictor import ImageReader
 from vitdense.runtime import BOUNDS, Output, above, changes, compare_results
 
 BOXES = np.float32([(0, 0, 10, 10), (20, 20, 40, 30), (5, 5, 5, 9)])
@@ -160,9 +161,9 @@ def predictor(*steps, head=None, static=None, **model):
     model = {"data_preprocessor": preprocessor, **model}
     cfg = Config(dict(model=model, test_dataloader=dict(dataset=dataset)))
     cfg = of_one_size(cfg, static) if static else cfg
-    inner = SimpleNamespace(cfg=cfg, decode_head=head)
-    dataset = cfg.test_dataloader.dataset
-    return SimpleNamespace(model=inner, names=["a", "b"], dataset=dataset, operating_point=None)
+    inner, dataset = SimpleNamespace(cfg=cfg, decode_head=head), cfg.test_dataloader.dataset
+    reader = ImageReader(dataset.pipeline[:1])
+    return SimpleNamespace(model=inner, names=["a", "b"], dataset=dataset, operating_point=None, reader=reader)
 
 
 RESIZE = dict(type="Resize", scale=(80, 60), keep_ratio=True)

@@ -26,7 +26,8 @@ def check(args: argparse.Namespace, model: "Made") -> None:
         raise ConfigError(f"--with-preprocessing: got {got}, expected --to onnx without --maps and --joined")
     (part,) = model.parts
     if "resize" not in part.about:
-        raise ConfigError("--with-preprocessing: the test pipeline moves pixels otherwise, expected one Resize at most")
+        expected = "expected a test pipeline that reads photos of 8 bits and has one Resize at most"
+        raise ConfigError(f"--with-preprocessing: got another reader or other steps that move pixels, {expected}")
     part.of_photos = True
 
 

@@ -23,7 +23,10 @@ def after(args: argparse.Namespace, program: Path, model: "Made", cfg: "Config")
 
     path = program.with_suffix(".proof")
     path.unlink(missing_ok=True)  # the proof of an earlier program
-    if not (args.proof and model.is_read):
+    if not args.proof or model.wish.to != "onnx" or model.wish.maps:
+        return
+    if not model.is_read:
+        print_log(f"{path}: not written; the program takes normalised arrays, no photos of 8 bits", "current")
         return
     proofs = [proof_of_part(program, part, model) for part in model.parts]
     write_proof(path, proofs)

@@ -96,8 +96,7 @@ class Made(NamedTuple):
     @property
     def is_read(self) -> bool:
         """Whether `vitdense.runtime` can read the file and prepare images as the config does."""
-        known = "resize" in self.parts[0].about and self.parts[0].predictor.reader.own_reader is None
-        return self.wish.to == "onnx" and not self.wish.maps and known
+        return self.wish.to == "onnx" and not self.wish.maps and "resize" in self.parts[0].about
 
 
 def export(

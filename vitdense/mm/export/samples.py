@@ -57,13 +57,14 @@ def describe(predictor: Predictor) -> dict[str, str]:
         described["operating_point"] = predictor.operating_point.content(predictor.names)
     if isinstance(getattr(model, "bbox_head", None), RFDETRHead):
         described |= {"mask_thr": 0.0, "mask_stride": MASK_STRIDE}  # logits
-    match [step for step in predictor.dataset.pipeline if _moves(step)]:
+    moving = [step for step in predictor.dataset.pipeline if _moves(step)]
+    match moving if predictor.reader.own_reader is None else None:
         case []:
             described["resize"] = None
         case [{"type": "Resize" | "mmdet.Resize" | "mmseg.Resize", "scale": [int(), int()] as scale, **rest}]:
             described["resize"] = {"scale": scale, "keep_ratio": rest.get("keep_ratio", False)}
         case _:
-            pass  # other steps are not in the file, and `vitdense.runtime` refuses it
+            pass  # other readers and steps are not in the file, and `vitdense.runtime` refuses it
     return {key: json.dumps(value) for key, value in described.items()}
 
 
@@ -100,7 +101,7 @@ def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, as_pho
         padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
         h, w = data["inputs"].shape[1:]
         image = padded[..., :h, :w]  # [1, 3, h, w]
-        if "resize" not in about or predictor.reader.own_reader is not None:  # steps that the runtime does not know
+        if "resize" not in about:  # steps that the runtime does not know
             yield Sample(image, image, (h, w))
         elif as_photos:
             yield Sample(torch.from_numpy(pixels)[None], image, pixels.shape[:2])
