@@ -37,7 +37,7 @@ def read(path: str | Path) -> np.ndarray:
 
 
 def window(path: str | Path) -> np.ndarray:
-    """As `read`, but pixels are read where they are used. Not for a TIFF that is compressed or in tiles."""
+    """As `read`, but pixels are read where they are used; except of a TIFF that is compressed or in tiles."""
     return _open(path, "window")
 
 
@@ -66,19 +66,19 @@ def _tiff(path: str | Path, use: str) -> About | np.ndarray:
         raise OptionError("it needs tifffile: pip install 'vitdense[bands]'") from error
     with tifffile.TiffFile(path) as tiff:
         series, end = tiff.series[0], tiff.filehandle.size
-        page = series.keyframe
+        page, is_mapped = series.keyframe, series.dataoffset is not None
         try:
             tifffile.TIFF.DECOMPRESSORS[page.compression], tifffile.TIFF.UNPREDICTORS[page.predictor]
         except KeyError as error:
             raise OptionError(f"{error.args[0]}: pip install imagecodecs, or write it with deflate") from error
         blocks = [zip(one.dataoffsets, one.databytecounts) for one in series.pages if one is not None]
         ends = [start + count for pairs in blocks for start, count in pairs]
-        if max(*ends, (series.dataoffset or 0) + series.nbytes * (series.dataoffset is not None)) > end:
+        if max(*ends, (series.dataoffset or 0) + series.nbytes * is_mapped) > end:
             raise OptionError(f"the file is cut after {end} bytes")
         if use == "about":
             pixels = np.broadcast_to(np.zeros((), series.dtype), series.shape)
         else:
-            pixels = series.asarray() if use == "read" else tifffile.memmap(path, mode="r")
+            pixels = series.asarray() if use == "read" or not is_mapped else tifffile.memmap(path, mode="r")
         are_pages = pixels.ndim == 3 and not series.axes.endswith("S")
         pixels = with_bands(np.moveaxis(pixels, 0, -1) if are_pages else pixels)
         has_alpha = any(sample in ALPHA for sample in page.extrasamples)

@@ -15,6 +15,7 @@ from vitdense.mm.registry import TRANSFORMS
 
 STRETCH = (2, 98)  # percentiles that pictures show as black and white
 LOOKED_AT = 1 << 20  # pixels for them
+ROWS = 256  # of a picture at once
 
 
 @TRANSFORMS.register_module()
@@ -65,11 +66,14 @@ class LoadBands(BaseTransform):
 
     def picture(self, pixels: np.ndarray) -> np.ndarray:
         """The `shown` bands of pixels ``[H, W, channels]``, each stretched by percentiles: [H, W, 3] uint8 RGB."""
-        pixels = pixels[..., [band - 1 for band in self.shown]]
-        step = max(1, round((pixels[..., 0].size / LOOKED_AT) ** 0.5))
-        low, high = np.percentile(pixels[::step, ::step], STRETCH, axis=(0, 1))  # [3] each
-        shares = (pixels - low) / np.maximum(high - low, 1e-12)
-        return (shares.clip(0, 1) * 255).round().astype(np.uint8)
+        height, width = pixels.shape[:2]
+        shown, step = [band - 1 for band in self.shown], max(1, round((height * width / LOOKED_AT) ** 0.5))
+        low, high = np.percentile(pixels[::step, ::step][..., shown], STRETCH, axis=(0, 1))  # [3] each
+        picture = np.empty((height, width, 3), np.uint8)
+        for y in range(0, height, ROWS):
+            shares = (pixels[y : y + ROWS][..., shown] - low) / np.maximum(high - low, 1e-12)
+            picture[y : y + ROWS] = (shares.clip(0, 1) * 255).round()
+        return picture
 
 
 class ByBands:

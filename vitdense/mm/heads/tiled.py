@@ -45,12 +45,12 @@ class TiledDetector(BaseTTAModel):
 
     @torch.no_grad()
     def test_step(self, data: dict) -> SampleList:
-        """Detect in a batch: ``inputs``, loaded images ``[3, H, W]``, and their ``data_samples``.
+        """Detect in a batch: ``inputs``, images ``[C, H, W]`` or arrays ``[H, W, C]``; and their ``data_samples``.
 
         Detections are in pixels of the image file; masks are `Codes`.
         """
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
-            image = pixels.permute(1, 2, 0).contiguous().numpy()  # [H, W, 3]
+            image = pixels.permute(1, 2, 0).contiguous().numpy() if torch.is_tensor(pixels) else pixels  # [H, W, C]
             find = partial(self._find, sample.get("mask_score_thr", 0.0))
             found = detect(image, find, self.side, self.overlap)
             sample.pred_instances = instances_of(found, image.shape[:2])
