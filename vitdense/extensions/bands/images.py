@@ -26,7 +26,8 @@ def about(path: str | Path) -> files.About | None:
     if Path(path).suffix.lower() not in (*files.TIFF, ".npy"):
         return None
     with suppress(OSError), header(path) as image:  # compressed files of 8 bits need no other package
-        if image.mode in PLAIN and max(image.tag_v2.get(BITS, (1,))) <= 8:
+        is_plain = image.mode in PLAIN and max(image.tag_v2.get(BITS, (1,))) <= 8
+        if is_plain and (image.n_frames == 1 or files.about(path).bands == len(image.getbands())):  # pages may be bands
             return None
     return files.about(path)
 
