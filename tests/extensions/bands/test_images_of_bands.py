@@ -15,7 +15,6 @@ from vitdense.checkpoint.whole_models import fit_whole
 from vitdense.errors import OptionError
 from vitdense.extensions.bands import files, images, new
 from vitdense.extensions.bands.step import LoadBands
-from vitdense.extensions.bands.windows import Windows
 from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.images import header_size, picture_of
@@ -62,7 +61,7 @@ def test_every_form_of_a_file_is_read(name, dtype, tmp_path):
     assert header_size(str(tmp_path / name), stored=False) == (40, 24)
     assert picture_of(str(tmp_path / name)).shape == (24, 40, 3)
     assert isinstance(files.window(tmp_path / name), np.memmap) == ("deflate" not in name)
-    windows, step = Windows(tmp_path / name, LoadBands(5)), LoadBands(5)
+    windows, step = LoadBands(5, in_tiles=True).load(tmp_path / name), LoadBands(5)
     np.testing.assert_array_equal(windows[4:9, 3:30], bands(dtype=dtype)[4:9, 3:30])
     np.testing.assert_array_equal(step.picture(windows), picture_of(str(tmp_path / name)))
     found = step.transform({"img_path": str(tmp_path / name)})

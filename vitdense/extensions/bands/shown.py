@@ -1,6 +1,7 @@
-"""``--bands`` of `vitdense predict`: the bands that pictures show."""
+"""``--bands`` of `vitdense predict`: the bands that pictures show. For tiles, files are read in windows."""
 
 import argparse
+from typing import Any
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -11,3 +12,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def instead(args: argparse.Namespace) -> None:
     if args.bands:
         args.cfg_options["test_dataloader.dataset.pipeline.0.shown"] = tuple(args.bands)
+
+
+def after(model: Any, checkpoint: str) -> None:
+    from vitdense.mm.config.query import test_steps
+    from vitdense.mm.predictor import ImageReader
+
+    if model.inference.tiles is not None and model.reader.own_reader == "LoadBands":
+        model.reader = ImageReader([{**test_steps(model.model.cfg)[0], "in_tiles": True}])

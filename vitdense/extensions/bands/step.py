@@ -1,12 +1,15 @@
 """The step of a pipeline that loads bands, and what normalises them."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
+from mmengine.logging import print_log
+from mmengine.structures import BaseDataElement
 
 from vitdense.errors import OptionError
 from vitdense.extensions.bands import files
@@ -15,7 +18,7 @@ from vitdense.mm.registry import TRANSFORMS
 
 STRETCH = (2, 98)  # percentiles that pictures show as black and white
 LOOKED_AT = 1 << 20  # pixels for them
-ROWS = 256  # of a picture at once
+ROWS, DRAWN = 256, 1 << 25  # of a picture at once; most pixels of an image in tiles that gets one
 
 
 @TRANSFORMS.register_module()
@@ -26,18 +29,21 @@ class LoadBands(BaseTransform):
         bands: Bands of every file.
         drop_alpha: Whether to leave out the last band. With four bands it must be given: the fourth may be alpha.
         shown: The bands that pictures show as red, green and blue, counted from 1; by default the first three.
+        in_tiles: Files become `Windows`, for a detector in tiles; no picture of over `DRAWN` pixels is made.
     """
 
-    def __init__(self, bands: int, drop_alpha: bool | None = None, shown: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, bands: int, drop_alpha: bool | None = None, shown: Sequence[int] | None = None, in_tiles: bool = False
+    ) -> None:
         if bands == 4 and drop_alpha is None:
             option = "drop_alpha=True or False (vitdense new: --alpha drop or keep)"
             raise OptionError(f"LoadBands: got 4 bands, the fourth of which may be alpha, expected {option}")
-        self.bands, self.channels = bands, bands - bool(drop_alpha)
+        self.bands, self.channels, self.in_tiles = bands, bands - bool(drop_alpha), in_tiles
         self.shown = tuple(shown or ((1, 2, 3) if self.channels > 2 else (1, 1, 1)))
         if len(self.shown) != 3 or not all(1 <= band <= self.channels for band in self.shown):
             raise OptionError(f"shown (--bands): got {shown}, expected three bands, 1 to {self.channels}")
 
-    def load(self, image: str | Path | np.ndarray) -> np.ndarray:
+    def load(self, image: str | Path | np.ndarray) -> "np.ndarray | Windows":
         """The bands of a file or an array ``[H, W, bands]`` for the model, [H, W, channels] float32.
 
         Raises:
@@ -46,6 +52,8 @@ class LoadBands(BaseTransform):
         if not isinstance(image, (str, Path, np.ndarray)):
             raise OptionError(f"image: got {type(image).__name__}, expected a path or an array [H, W, bands]")
         is_array = isinstance(image, np.ndarray)
+        if self.in_tiles and not is_array:
+            return Windows(image, self)
         name, pixels = ("image", files.with_bands(image)) if is_array else (f"image {image}", files.read(image))
         self.check(pixels.shape[2], name)
         pixels = np.ascontiguousarray(pixels[..., : self.channels], np.float32)
@@ -62,11 +70,17 @@ class LoadBands(BaseTransform):
         annotated, size = (results.get("width"), results.get("height")), image.shape[1::-1]
         if None not in annotated and annotated != size:  # of COCO files
             raise OptionError(f"image {results['img_path']} is {by(size)}, but annotated as {by(annotated)}")
-        return {**results, "img": image, "img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
+        shapes = {"img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
+        if self.in_tiles:
+            return {"inputs": image, "data_samples": BaseDataElement(metainfo=shapes)}
+        return {**results, "img": image, **shapes}
 
-    def picture(self, pixels: np.ndarray) -> np.ndarray:
+    def picture(self, pixels: "np.ndarray | Windows") -> "np.ndarray | Windows":
         """The `shown` bands of pixels ``[H, W, channels]``, each stretched by percentiles: [H, W, 3] uint8 RGB."""
         height, width = pixels.shape[:2]
+        if self.in_tiles and height * width > DRAWN:
+            print_log(f"no picture is drawn of over {DRAWN} pixels")
+            return pixels
         shown, step = [band - 1 for band in self.shown], max(1, round((height * width / LOOKED_AT) ** 0.5))
         low, high = np.percentile(pixels[::step, ::step][..., shown], STRETCH, axis=(0, 1))  # [3] each
         picture = np.empty((height, width, 3), np.uint8)
@@ -74,6 +88,20 @@ class LoadBands(BaseTransform):
             shares = (pixels[y : y + ROWS][..., shown] - low) / np.maximum(high - low, 1e-12)
             picture[y : y + ROWS] = (shares.clip(0, 1) * 255).round()
         return picture
+
+
+class Windows:
+    """A file as a step loads it, ``[H, W, channels]`` float32, read where it is sliced."""
+
+    def __init__(self, path: str | Path, step: LoadBands) -> None:
+        pixels, self.load = files.window(path), step.load
+        step.check(pixels.shape[2], f"image {path}")
+        self.shape = (*pixels.shape[:2], step.channels)
+        is_mapped = isinstance(pixels, np.memmap)  # mapped anew for each window: what it has read leaves the memory
+        self.open = partial(files.window, path) if is_mapped else lambda: pixels
+
+    def __getitem__(self, place: Any) -> np.ndarray:
+        return self.load(np.array(self.open()[place]))
 
 
 class ByBands:
