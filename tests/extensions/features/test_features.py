@@ -115,7 +115,6 @@ def test_training_with_float32_maps_equals_training_without_cache(train, tmp_pat
 
 @pytest.mark.long
 def test_a_resumed_training_reuses_stored_maps(train, tmp_path):
-    """Two views, an average of the weights, bfloat16 where the CPU has it."""
     options = {"default_hooks.ema.type": "EMAHook"}
     caching = dict(caching=cache(tmp_path / "maps", 2), amp="bfloat16" if cpu_has_bfloat16() else None)
     whole = train("whole", 10, options, interval=2, **caching)

@@ -77,7 +77,6 @@ def test_corners_in_any_order_and_place_give_the_rectangle():
 
 
 def test_smallest_rectangle_around_points():
-    """Against a search over angles."""
     points = torch.randn(60, 7, 2, dtype=torch.float64) * torch.tensor([4, 1]) + 50
     box = from_corners(points)
     angle = torch.linspace(0, torch.pi / 2, 4001, dtype=torch.float64)

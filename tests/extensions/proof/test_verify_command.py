@@ -221,7 +221,6 @@ def test_the_command_without_mm():
 
 
 def test_objects_are_in_the_pixels_of_a_photo_that_is_resized(tmp_path):
-    """Also for a program that takes photos, whose boxes need no scale."""
     cfg = load_config("rfdetr_nano_shapes")
     meta = {"dataset_meta": {"classes": CLASSES}}
     torch.save({"meta": meta, "state_dict": build_model(cfg).state_dict()}, tmp_path / "a.pth")

@@ -278,7 +278,6 @@ def test_check_prints_what_each_pass_changes(capsys, tmp_path, monkeypatch):
     ],
 )
 def test_values_of_another_kind(tmp_path, key, value, expected):
-    """Also in the file, not only as an option."""
     *path, last = key.split(".")
     nested = {last: value}
     for part in reversed(path):
