@@ -27,7 +27,8 @@ def about(path: str | Path) -> files.About | None:
         return None
     with suppress(OSError), header(path) as image:  # compressed files of 8 bits need no other package
         is_plain = image.mode in PLAIN and max(image.tag_v2.get(BITS, (1,))) <= 8
-        if is_plain and (image.n_frames == 1 or files.about(path).bands == len(image.getbands())):  # pages may be bands
+        is_one = image.n_frames == 1 or len(image.getbands()) > 1  # else grey pages may be bands
+        if is_plain and (is_one or files.about(path).bands == 1):
             return None
     return files.about(path)
 
