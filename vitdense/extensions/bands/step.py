@@ -75,12 +75,13 @@ class LoadBands(BaseTransform):
             return {"inputs": image, "data_samples": BaseDataElement(metainfo=shapes)}
         return {**results, "img": image, **shapes}
 
-    def picture(self, pixels: "np.ndarray | Windows") -> "np.ndarray | Windows":
-        """The `shown` bands of pixels ``[H, W, channels]``, each stretched by percentiles: [H, W, 3] uint8 RGB."""
+    def picture(self, pixels: "np.ndarray | Windows") -> np.ndarray | None:
+        """The `shown` bands of pixels ``[H, W, channels]``, each stretched by percentiles: [H, W, 3] uint8 RGB; None
+        for more than `DRAWN` of a file in tiles."""
         height, width = pixels.shape[:2]
         if self.in_tiles and height * width > DRAWN:
             print_log(f"no picture is drawn of over {DRAWN} pixels")
-            return pixels
+            return None
         shown, step = [band - 1 for band in self.shown], max(1, round((height * width / LOOKED_AT) ** 0.5))
         low, high = np.percentile(pixels[::step, ::step][..., shown], STRETCH, axis=(0, 1))  # [3] each
         picture = np.empty((height, width, 3), np.uint8)

@@ -67,7 +67,7 @@ class Task:
         self.part = self.out_dir / f".predictions.{get_rank()}.json" if is_distributed() else self.out_file
 
     def draw(self, image: Path, result: Result) -> None:
-        if self.root is None and isinstance(result.image, np.ndarray):
+        if self.root is None and result.image is not None:
             result.save(self.out_dir / (f"{image.name}.png" if image.suffix == ".npy" else image.name))
 
     def write_label_map(self, image: Path, pixels: np.ndarray) -> str:
