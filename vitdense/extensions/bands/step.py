@@ -99,10 +99,10 @@ class Windows:
         step.check(pixels.shape[2], f"image {path}")
         self.shape = (*pixels.shape[:2], step.channels)
         is_mapped = isinstance(pixels, np.memmap)  # mapped anew for each window: what it has read leaves the memory
-        self.open = partial(files.window, path) if is_mapped else lambda: pixels
+        self.mapped = partial(files.window, path) if is_mapped else lambda: pixels
 
     def __getitem__(self, place: Any) -> np.ndarray:
-        return self.load(np.array(self.open()[place]))
+        return self.load(np.array(self.mapped()[place]))
 
 
 class ByBands:
