@@ -4,7 +4,6 @@
 objects of 12 to 40 pixels.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from rectangles import box_ap
+from rectangles import arguments, box_ap
 from vitdense.mm.data.shapes import CLASSES, draw_image
 
 CELL, CELLS, OBJECTS = 125, 16, (12, 40)  # pixels of a cell, cells of a side, longer sides of boxes
@@ -55,11 +54,7 @@ def _cell(rng: np.random.Generator, is_filled: bool) -> tuple[np.ndarray, list[t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--iters", type=int, default=1000)
-    args = parser.parse_args()
+    args = arguments(__doc__)
     data = {split: draw(args.folder, split) for split in NUMBER}
     options = ["--train", data["train"], "--val", data["val"], "--images", args.folder / "train", "--boxes"]
     options += ["--val-images", args.folder / "val", "--base", "cascade_rcnn_swin_nano_shapes", "--force"]

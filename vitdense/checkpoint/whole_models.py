@@ -213,6 +213,7 @@ def fit_whole(
         if load is not None:
             origin, base = load()
         if of_trunk is None:
+            report.scheme = "the head alone"
             state = {f"backbone.{key}": x for key, x in base.items()} | state
     for start, (module, match) in matches.items():
         report.scheme = match.scheme.name if report.scheme == "own" else report.scheme
