@@ -36,12 +36,17 @@ model = dict(
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(description: str | None) -> argparse.Namespace:
+    """Folder, seeds and length of trainings, from the command line."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--iters", type=int, default=1000)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments(__doc__)
     args.folder.mkdir(parents=True, exist_ok=True)
     config = args.folder / "nano.py"
     config.write_text(CONFIG.format(root=(args.folder / "shapes").resolve()), encoding="utf-8")
