@@ -107,8 +107,8 @@ class Judged:
         table = [{"class": "all", "objects": len(truth), **evaluation.precisions(sizes, limit=limit)}]
         for label, name in enumerate(self.names):
             table.append({"class": name, "objects": objects[label], **evaluation.precisions(sizes, [label])})
-        by_score = []
-        for score in sorted({*np.linspace(0, 0.95, 20).round(2).tolist(), lowest}):
+        by_score, scores = [], {*np.linspace(0, 0.95, 20).round(2).tolist(), lowest}
+        for score in sorted(score for score in scores if score <= self.boxes[:, 5].max()):
             kinds = self.kinds[self.boxes[:, 5] >= score]
             found, hits = int((kinds != "").sum()), int((kinds == "right").sum())
             precision, recall = hits / found if found else -1.0, hits / max(self.total, 1)

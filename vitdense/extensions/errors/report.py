@@ -92,7 +92,7 @@ def write_report(target: Path, tested: Tested) -> Path:
         labels = _labels(target, tested.parts[0], shown, figures)  # first, while there is room
         verdict = "; ".join(f"<b>{name} {number}</b>" for name, number in shown.counts().items()) + f" {shown.at()}"
     sections = [page.numbers(NAMES[kind], of) for kind, of in values.items()]
-    body = "".join([*sections, shown.pictures(figures), labels, figures.notes()])
+    body = "".join([shown.pictures(figures), labels, figures.notes(), *sections])
     write_page(path, f"Test of {Path(tested.name).stem}", f"{tested.name}, vitdense {__version__}", verdict, body)
     return path
 
