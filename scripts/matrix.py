@@ -25,9 +25,9 @@ BEGIN, END = "<!-- scripts/matrix.py -->\n", "<!-- end -->\n"
 HEAD = ["Python, by", "torch", "packages", "passed", "failed", "why"]
 QUICK = "not slow and not long and not docs and not pairs and not commands"
 FAULTS_SHOWN = 3
-# What is added to the line that installs.
+# What is added to the line that installs, for a torch that is no minor version.
 TORCH = {
-    "2.6": ("torch==2.6.*", "torchvision==0.21.*"),
+    "lowest": ("--resolution", "lowest-direct"),  # the lowest versions that pyproject.toml allows
     "pinned": ("-c", "constraints.txt"),
     "newest": (),
 }
@@ -43,7 +43,7 @@ class Cell(NamedTuple):
         python: Version of the interpreter.
         packages: ``all``, with mm; or ``core``, torch and timm alone.
         by: ``pip`` or ``uv``, which installs.
-        torch: A key of `TORCH`.
+        torch: A minor version, such as ``2.7``, or a key of `TORCH`.
     """
 
     python: str
@@ -53,12 +53,27 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.python}-{self.packages}"
+        return f"{self.python}-{self.packages}-{self.torch}"
+
+    @property
+    def options(self) -> Sequence[str]:
+        """What is added to the line that installs."""
+        if self.torch in TORCH:
+            return TORCH[self.torch]
+        minor = int(self.torch.partition(".")[2])
+        return f"torch==2.{minor}.*", f"torchvision==0.{minor + 15}.*"
 
 
 CELLS = (
+    Cell("3.10", "all", "uv", "lowest"),
     Cell("3.10", "all", "pip", "2.6"),
+    Cell("3.10", "all", "uv", "2.7"),
+    Cell("3.11", "all", "uv", "2.8"),
+    Cell("3.11", "all", "uv", "2.9"),
+    Cell("3.12", "all", "uv", "2.10"),
     Cell("3.11", "all", "pip", "pinned"),
+    Cell("3.12", "all", "uv", "2.12"),
+    Cell("3.13", "all", "uv", "2.13"),
     Cell("3.13", "all", "pip"),
     Cell("3.14", "all", "uv"),
     Cell("3.10", "core", "uv", "2.6"),
@@ -96,12 +111,12 @@ def measure(cell: Cell, folder: Path, jobs: str) -> list[str]:
         return [*start, "", "", f"no interpreter: {last_line(done)}"]
     own = ["-e", ".[mm,test]"] if cell.packages == "all" else ["-e", ".", *TESTERS]
     installer = ["uv", "pip", "install", "--python", python] if cell.by == "uv" else [python, "-m", "pip", "install"]
-    done = run([*installer, *own, *TORCH[cell.torch]], folder)
+    done = run([*installer, *own, *cell.options], folder)
     if done.returncode:
         return [*start, "", "", f"not installed: {last_line(done)}"]
     versions = "import sys, torch; print(sys.version.split()[0], torch.__version__.partition('+')[0])"
     version, torch = run([python, "-c", versions], folder).stdout.split()
-    start = [f"{version}, {cell.by}", torch, cell.packages]
+    start = [f"{version}, {cell.by}", f"{torch}, {cell.torch}" if cell.torch in TORCH else torch, cell.packages]
     tests = ["tests"] if cell.packages == "all" else [f"tests/{name}" for name in TORCH_FLOOR]
     options = ["-q", "-n", jobs, "--dist", "loadfile", "--timeout", "600", "-m", QUICK, "-p", "no:cacheprovider"]
     options += ["--basetemp", str(folder / "scratch"), "--junitxml", str(folder / "tests.xml")]
@@ -144,7 +159,7 @@ def counted(report: Path) -> list[str]:
 
 
 def write(row: Sequence[str]) -> None:
-    """Replace the row of the same Python and packages, or add one, in the order of `CELLS`."""
+    """Replace the row of the same cell, or add one, in the order of `CELLS`."""
     before, _, rest = read_text(PAGE).partition(BEGIN)
     table, _, after = rest.partition(END)
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table.splitlines()[2:]]
@@ -156,8 +171,10 @@ def write(row: Sequence[str]) -> None:
 
 
 def name_of(row: Sequence[str]) -> str:
-    """The name of the cell of a row: ``3.13.0, pip`` and ``core`` -> ``3.13-core``."""
-    return f"{'.'.join(row[0].partition(',')[0].split('.')[:2])}-{row[2]}"
+    """The name of the cell of a row: ``3.13.0, pip``, ``2.14.1, newest`` and ``core`` -> ``3.13-core-newest``."""
+    version, _, asked = row[1].partition(", ")
+    python, torch = (".".join(one.split(".")[:2]) for one in (row[0].partition(",")[0], version))
+    return f"{python}-{row[2]}-{asked or torch}"
 
 
 if __name__ == "__main__":

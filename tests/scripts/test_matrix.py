@@ -16,11 +16,11 @@ def test_a_report_becomes_a_row_that_replaces_the_one_of_its_cell(tmp_path, monk
     (tmp_path / "tests.xml").write_text(REPORT)
     found = matrix.counted(tmp_path / "tests.xml")
     assert found == ["1", "2", "`bad`: assert 1 == 2 \\| a more; `broken`: no fixture"]
-    for version in ("3.13.0, pip", "3.10.13, pip", "3.13.1, uv"):
-        matrix.write([version, "2.14.1", "core", *found])
+    for version, torch in (("3.13.0", "2.14.1, newest"), ("3.10.13", "2.6.0"), ("3.13.1", "2.15.0, newest")):
+        matrix.write([f"{version}, pip", torch, "core", *found])
     rows = [line.split(" | ")[0] for line in page.read_text().splitlines()]
     assert rows == ["# Versions", "", matrix.BEGIN.strip(), "| Python, by", "| ---", "| 3.10.13, pip",
-                    "| 3.13.1, uv", matrix.END.strip(), "", "after"]  # fmt: skip
+                    "| 3.13.1, pip", matrix.END.strip(), "", "after"]  # fmt: skip
 
 
 def test_every_row_of_the_page_is_of_a_cell():
