@@ -28,7 +28,7 @@ PACKAGES = {
     "mmcv": ("onedl-mmcv>=2.3.6", "ops and transforms of mmdet and mmseg"),
     "mmdet": ("onedl-mmdetection>=3.5.1", "detection"),
     "mmseg": ("onedl-mmsegmentation>=1.4.2", "segmentation"),
-    "pycocotools": ("pycocotools>=2.0.7", "COCO masks and metric"),
+    "pycocotools": ("pycocotools>=2.0.8", "COCO masks and metric"),
     "hotcoco": ("hotcoco>=1.3", "fast COCO metric"),
 }
 REQUIRED = ("torch", "torchvision", "timm", "safetensors")  # to build backbones

@@ -259,8 +259,8 @@ def timm_address(model: str) -> str:
         return f"hf://{source.hf_hub_id}/{source.hf_hub_filename or 'model.safetensors'}"
     if source is None or not source.url:
         raise CheckpointNotFoundError(
-            f"checkpoint timm://{model}: timm {timm.__version__} has no pretrained model of this name; "
-            f"timm.list_models(pretrained=True) lists them"
+            f"checkpoint timm://{model}: timm {timm.__version__} has no pretrained model of this name; a newer one may "
+            f"have it, timm.list_models(pretrained=True) lists those of this one"
         )
     return source.url
 
