@@ -246,14 +246,14 @@ def classifier_totals(make: Callable, image: int = 224, heads: int = 1) -> tuple
     return (num_params(model) - norms + 2 * dim * (norms > 0) + added) / 1e6, (cost + added) / 1e9
 
 
-def run_ranks(function: Callable, *args: object) -> None:
-    """Run `function(rank, *args)` in two processes; raise what one of them raised, and fail if they hang.
+def run_ranks(function: Callable, *args: object, ranks: int = 2) -> None:
+    """Run `function(rank, *args)` in processes; raise what one of them raised, and fail if they hang.
 
     They come from a process that has imported the packages, once for all tests.
     """
     multiprocessing.set_forkserver_preload(["vitdense.registry", "mmdet.models", "mmseg.models"])
     workers = torch.multiprocessing.start_processes(
-        function, args=args, nprocs=2, join=False, start_method="forkserver"
+        function, args=args, nprocs=ranks, join=False, start_method="forkserver"
     )
     try:
         finished = [workers.join(timeout=300) for _ in workers.processes]  # returns when a process ends

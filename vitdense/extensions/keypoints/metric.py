@@ -1,6 +1,6 @@
 """The AP of keypoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,20 +56,25 @@ class KeypointMetric(FasterCocoMetric):
             raise ConfigError(
                 "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"
             )
-        values, sigmas = super().compute_metrics(results), list(self.dataset_meta.get("sigmas", ()))
-        found = [one for _, one in results]
-        number = found[0]["keypoints"].shape[1]
+        return super().compute_metrics(results)
+
+    def inputs(self, found: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+        yield from super().inputs(found)
+        sigmas, number = list(self.dataset_meta.get("sigmas", ())), found[0]["keypoints"].shape[1]
         if fault := sigmas_fault(sigmas or "none", number):
             raise ConfigError(
                 f"metric of keypoints: {fault}; 'sigmas' of the category in the annotation file, or "
                 f"metainfo=dict(sigmas=[...]) of the data"
             )
-        figures = dict.fromkeys(ITEMS, 0.0)
-        if any(len(one["bboxes"]) for one in found):
-            points = [row.ravel().tolist() for one in found for row in one["keypoints"]]  # [3 K] each
-            options = {"limits": [20], "fields": ["keypoints", "num_keypoints"], "kpt_oks_sigmas": np.array(sigmas)}
-            figures = figures_of(self._evaluate("keypoints", found, {"keypoints": points}, **options))
-        return values | {f"keypoints_{item}": round(value, 3) for item, value in figures.items()}
+        points = [row.ravel().tolist() for one in found for row in one["keypoints"]]  # [3 K] each
+        options = {"limits": [20], "fields": ["keypoints", "num_keypoints"], "kpt_oks_sigmas": np.array(sigmas)}
+        yield "keypoints", self._input("keypoints", found, {"keypoints": points}, **options)
+
+    def figures(self, name: str, evaluation: Evaluation | None) -> dict[str, float]:
+        if name != "keypoints":
+            return super().figures(name, evaluation)
+        figures = figures_of(evaluation) if evaluation else dict.fromkeys(ITEMS, 0.0)
+        return {f"keypoints_{item}": round(value, 3) for item, value in figures.items()}
 
 
 def figures_of(evaluation: Evaluation) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The AP of oriented boxes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from vitdense.files import atomic_write
 from vitdense.mm.data.coco import Source
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
+from vitdense.mm.train.coco_engines import Evaluation
 from vitdense.mm.train.metrics import FasterCocoMetric
 
 ITEMS = ("mAP", "mAP_50", "mAP_75", "mAP_s", "mAP_m", "mAP_l")
@@ -49,17 +50,18 @@ class OrientedMetric(FasterCocoMetric):
         write_results(Path(outfile_prefix), classes, names, results)
         return super().results2json(results, outfile_prefix)
 
-    def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics of straight boxes, and ``oriented_mAP`` and the other `ITEMS`."""
-        values = super().compute_metrics(results)
-        if self.format_only:
-            return values
-        found, figures = [one for _, one in results], dict.fromkeys(ITEMS, 0.0)
-        if any(len(one["bboxes"]) for one in found):
-            corners = torch.cat([one["corners"] for one in found]).double()  # [N, 4, 2]
-            places = {"obb": to_le90(from_corners(corners)).tolist(), "corners": corners.flatten(1).tolist()}
-            figures = self._evaluate("obb", found, places, fields=["obb"]).precisions("sml")
-        return values | {f"oriented_{item}": round(value, 3) for item, value in figures.items()}
+    def inputs(self, found: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+        yield from super().inputs(found)
+        corners = torch.cat([one["corners"] for one in found]).double()  # [N, 4, 2]
+        places = {"obb": to_le90(from_corners(corners)).tolist(), "corners": corners.flatten(1).tolist()}
+        yield "obb", self._input("obb", found, places, fields=["obb"])
+
+    def figures(self, name: str, evaluation: Evaluation | None) -> dict[str, float]:
+        """The values of straight boxes; for ``obb``, ``oriented_mAP`` and the other `ITEMS`."""
+        if name != "obb":
+            return super().figures(name, evaluation)
+        figures = evaluation.precisions("sml") if evaluation else dict.fromkeys(ITEMS, 0.0)
+        return {f"oriented_{item}": round(value, 3) for item, value in figures.items()}
 
 
 def write_results(prefix: Path, classes: Sequence[str], names: Sequence[str], found: Sequence[Mapping]) -> None:

@@ -2,9 +2,9 @@
 
 import io
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -106,17 +106,17 @@ class Found:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of an engine, -1 where there is no object, for its inputs `truth`, `found` and `images`."""
+    """The result of an engine, -1 where there is no object; `add_up` gives it without `truth`, `found` and `images`."""
 
-    kind: str  # bbox, segm or keypoints
+    kind: str  # bbox, segm, keypoints or obb
     precision: np.ndarray  # [IoU thresholds T, recalls, classes K, areas, limits M]
     recall: np.ndarray  # [T, K, areas, M]; areas are all, small (not for keypoints), medium, large
     thresholds: np.ndarray  # [T], IoU
     limits: Sequence[int]  # [M], most objects per image
-    truth: Truth
-    found: Found
-    images: Sequence[int]
     made: Any  # the engine's ``COCOeval``
+    truth: Truth | None = None
+    found: Found | None = None
+    images: Sequence[int] = ()
 
     def figures(self, chosen: Sequence[int] | slice = slice(None), ap_limit: int | None = None) -> dict[str, float]:
         """`BOX_ITEMS` and `RECALL_ITEMS`, 0 to 1, as pycocotools defines them, for the classes with indices `chosen`.
@@ -149,28 +149,53 @@ def evaluate(
     kind: str,
     *,
     images: Sequence[int],
-    thresholds: float | Sequence[float],
-    limits: Sequence[int],
     engine: str | None = None,
     fields: Sequence[str] = (),
     **params: Any,
 ) -> Evaluation:
     """Evaluate objects found in numbered images against a truth numbered for these classes.
 
-    See `Evaluation` and `chosen_engine`. `fields` are further keys of annotations, `params` further attributes of
-    pycocotools' `Params`, such as `kpt_oks_sigmas`.
+    See `Evaluation` and `chosen_engine`. `fields` are further keys of annotations, `params` are `thresholds`, `limits`
+    and further attributes of pycocotools' `Params`, such as `kpt_oks_sigmas`.
     """
-    categories = list(range(1, len(truth.classes) + 1))
-    limits, thresholds = sorted(limits), np.atleast_1d(thresholds)  # mmdet takes one number too
     with redirect_stdout(io.StringIO()):  # the engines print their steps
         made = ENGINES[chosen_engine(engine)](truth, found, kind, fields)
-        params |= {"catIds": categories, "imgIds": images, "maxDets": limits, "iouThrs": thresholds}
-        for name, value in params.items():
-            setattr(made.params, name, value)
+        _set(made.params, truth, imgIds=images, **params)
         made.evaluate()
-        made.accumulate()
-    precision, recall = np.asarray(made.eval["precision"]), np.asarray(made.eval["recall"])
-    return Evaluation(kind, precision, recall, thresholds, limits, truth, found, images, made)
+        return replace(_accumulated(made), truth=truth, found=found, images=images)
+
+
+def match(
+    truth: Truth, found: Found, kind: str, *, images: Sequence[int], fields: Sequence[str] = (), **params: Any
+) -> Any:
+    """What hotcoco matches in some of the images, for `add_up`; see `evaluate` for the arguments."""
+    import hotcoco
+
+    content, rows = _inputs(truth, found, fields, images)
+    settings = _set(hotcoco.Params(kind), truth, **params)
+    matches = hotcoco.StreamingEval(content["categories"], kind, params=settings)
+    matches.update(content["images"], content["annotations"], rows)
+    return matches
+
+
+def add_up(parts: Iterable[Any]) -> Evaluation:
+    """The evaluation of all images from `match` of each part of them: to the bit, that of `evaluate`."""
+    import hotcoco
+
+    return _accumulated(hotcoco.StreamingEval.merge(parts).finalize())
+
+
+def _set(params: Any, truth: Truth, thresholds: float | Sequence[float], limits: Sequence[int], **others: Any) -> Any:
+    others |= {"maxDets": sorted(limits), "iouThrs": np.atleast_1d(thresholds)}
+    for name, value in {**others, "catIds": list(range(1, len(truth.classes) + 1))}.items():
+        setattr(params, name, value)
+    return params
+
+
+def _accumulated(made: Any) -> Evaluation:
+    made.accumulate()
+    params, curves = made.params, [np.asarray(made.eval[name]) for name in ("precision", "recall")]
+    return Evaluation(params.iouType, *curves, np.asarray(params.iouThrs), list(params.maxDets), made)
 
 
 def chosen_engine(name: str | None) -> str:
@@ -181,22 +206,31 @@ def chosen_engine(name: str | None) -> str:
     return name or installed[0]
 
 
-def _hotcoco(truth: Truth, found: Found, kind: str, fields: Sequence[str]) -> Any:
+def has_threads() -> bool:
+    """Whether this process can use hotcoco, from now on: a fork lacks the threads of its parent, and would wait."""
     global _evaluated_in
-    if _evaluated_in not in (None, os.getpid()):  # a fork lacks the threads, and would wait for them
+    _evaluated_in = _evaluated_in or os.getpid()
+    return _evaluated_in == os.getpid()
+
+
+def _hotcoco(truth: Truth, found: Found, kind: str, fields: Sequence[str]) -> Any:
+    if not has_threads():
         return _pycocotools(truth, found, kind, fields)
     import hotcoco
 
-    _evaluated_in = os.getpid()
-    content, fields = truth.dataset, (*FIELDS, *fields)
-    known = hotcoco.COCO(
-        {
-            "images": [_with(("id", "width", "height"), image) for image in content["images"]],
-            "annotations": [_with(fields, one) for one in content["annotations"]],
-            "categories": content["categories"],
-        }
-    )
-    return hotcoco.COCOeval(known, known.loadRes(found.rows() if found.places else found.boxes), kind)
+    content, rows = _inputs(truth, found, fields, truth.images.values())
+    known = hotcoco.COCO(content)
+    return hotcoco.COCOeval(known, known.loadRes(rows), kind)
+
+
+def _inputs(truth: Truth, found: Found, fields: Sequence[str], images: Iterable[int]) -> tuple[dict, Any]:
+    fields, images = (*FIELDS, *fields), {*images}
+    content = {
+        "images": [_with(("id", "width", "height"), one) for one in truth.dataset["images"] if one["id"] in images],
+        "annotations": [_with(fields, one) for one in truth.dataset["annotations"] if one["image_id"] in images],
+        "categories": truth.dataset["categories"],
+    }
+    return content, found.rows() if found.places else found.boxes
 
 
 def _with(keys: Sequence[str], item: Mapping) -> dict:

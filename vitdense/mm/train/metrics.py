@@ -1,7 +1,7 @@
 """COCO metrics, which also work without predictions and on subsets of a data set; panoptic quality."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 from mmdet.evaluation import metrics as mmdet_metrics
 from mmdet.structures import INSTANCE_OFFSET
 from mmengine import fileio
+from mmengine.dist import all_gather_object, get_rank, get_world_size
 from mmengine.evaluator import BaseMetric
 from mmengine.logging import MMLogger
 
@@ -18,7 +19,8 @@ from vitdense.mm.data.coco import ImageId, Source, parse, without_doubles
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import METRICS
-from vitdense.mm.train.coco_engines import BOX_ITEMS, RECALL_ITEMS, Evaluation, Found, Truth, chosen_engine, evaluate
+from vitdense.mm.train import coco_engines
+from vitdense.mm.train.coco_engines import BOX_ITEMS, RECALL_ITEMS, Evaluation, Found, Truth
 
 
 @METRICS.register_module()
@@ -49,7 +51,7 @@ class CocoMetric(mmdet_metrics.CocoMetric):
             raise ConfigError("metric: got 'proposal_fast', expected 'proposal', which has its recalls")
         self.source = None if ann_file is None else Source(ann_file, drop_doubles)
         self._coco_api = None if ann_file is None else Truth({self.source: self.read(self.source)})
-        self.engine, self.evaluations = chosen_engine(engine), None
+        self.engine, self.evaluations = coco_engines.chosen_engine(engine), None
 
     def read(self, source: Source) -> Mapping:
         with fileio.get_local_path(source.file, backend_args=self.backend_args) as local:
@@ -62,11 +64,30 @@ class CocoMetric(mmdet_metrics.CocoMetric):
             self._coco_api = Truth({})
         super().process(data_batch, data_samples)
 
+    def evaluate(self, size: int) -> dict[str, float]:
+        """As in mmengine, but each process matches its own images by hotcoco, and the first adds the matches up.
+
+        The first has all results if they are written or kept, without a truth in files, or if an image comes twice.
+        """
+        keeps = self.outfile_prefix or self.evaluations is not None
+        if get_world_size() > 1 and not keeps and self.engine == "hotcoco" and coco_engines.has_threads():
+            ids, some = [truth["img_id"] for truth, _ in self.results], any(len(x["bboxes"]) for _, x in self.results)
+            parts, found = zip(*all_gather_object((ids, some)))
+            images = sorted((i, rank, one) for rank, part in enumerate(parts) for i, one in enumerate(part))
+            images = images[:size]  # as in mmengine: the sampler repeats images at the end
+            keys = [(self.source or getattr(one, "source", None), one) for *_, one in images]
+            if any(found) and all(source for source, _ in keys) and len({*keys}) == len(keys):
+                self._number([{"img_id": one} for _, one in keys])
+                self.img_ids = [number for number, (_, rank, _) in zip(self.img_ids, images) if rank == get_rank()]
+                own = [one for _, one in self.results[: len(self.img_ids)]]
+                self.results = own and [{k: coco_engines.match(self._coco_api, **v) for k, v in self.inputs(own)}]
+        return super().evaluate(size)
+
     def _number(self, truths: Sequence[Mapping]) -> None:
         sources = [self.source or getattr(one["img_id"], "source", None) for one in truths]
         files = dict.fromkeys(sources)
         if None not in files:
-            if self._coco_api.contents.keys() != files.keys():
+            if self._coco_api is None or self._coco_api.contents.keys() != files.keys():
                 self._coco_api = Truth({source: self.read(source) for source in files})
         elif len(files) > 1:
             raise ConfigError("metric: got data sets with and without an annotation file of COCO, expected one kind")
@@ -83,51 +104,60 @@ class CocoMetric(mmdet_metrics.CocoMetric):
         They are zero, with a warning, if nothing was predicted. mmdet then returns no keys, and a training with
         `save_best` stops.
         """
+        values: dict[str, float] = {}
+        if isinstance(results[0], dict):  # what each process has matched
+            for name in results[0]:
+                values |= self.figures(name, coco_engines.add_up(part[name] for part in results))
+            return values
         truths, found = zip(*results)
         self._number(truths)
         if self.outfile_prefix:
             self.results2json(found, self.outfile_prefix)
         if self.format_only:
             return {}
-        if not any(len(one["bboxes"]) for one in found):
+        found_any = any(len(one["bboxes"]) for one in found)
+        if not found_any:
             MMLogger.get_current_instance().warning(
                 f"no box was predicted on any of {len(results)} images, so AP is 0: the model may be untrained, the "
                 f"learning rate too high, or test_cfg.rcnn.score_thr too strict"
             )
-        values: dict[str, float] = {}
-        for kind in self.metrics:
-            values |= self._values(kind, found)
+        for name, inputs in self.inputs(found):
+            evaluation = coco_engines.evaluate(self._coco_api, engine=self.engine, **inputs) if found_any else None
+            if evaluation and self.evaluations is not None:
+                self.evaluations.append(evaluation)
+            values |= self.figures(name, evaluation)
         return values
 
-    def _values(self, kind: str, found: Sequence[Mapping]) -> dict[str, float]:
-        is_proposal = kind == "proposal"
-        items = self.metric_items or (RECALL_ITEMS if is_proposal else BOX_ITEMS)
-        names = {item: item if is_proposal else f"{kind}_{item}" for item in items}
-        if not any(len(one["bboxes"]) for one in found):
-            return dict.fromkeys(names.values(), 0.0)
-        if is_proposal:
-            evaluation = self._evaluate("bbox", found, useCats=0)
-        else:
-            evaluation = self._masks(found) if kind == "segm" else self._evaluate(kind, found)
-        values = {}
-        for k, name in enumerate(self._coco_api.classes if self.classwise and not is_proposal else ()):
-            ap = evaluation.figures([k])["mAP"]
-            values[f"{name}_precision"] = round(ap, 3) if ap > -1 else math.nan
-        figures = evaluation.figures(ap_limit=self.ap_limit)
-        return values | {name: round(figures[item], 3) for item, name in names.items()}
+    def inputs(self, found: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
+        """Names of evaluations, and their arguments of `coco_engines.evaluate`; `found` is for the images `img_ids`."""
+        for kind in self.metrics:
+            options = {"useCats": 0} if kind == "proposal" else {}
+            yield kind, self._masks(found) if kind == "segm" else self._input("bbox", found, **options)
 
-    def _masks(self, found: Sequence[Mapping]) -> Evaluation:
+    def figures(self, name: str, evaluation: Evaluation | None) -> dict[str, float]:
+        """The values of the evaluation `name`; zeros if nothing was found."""
+        is_proposal = name == "proposal"
+        items = self.metric_items or (RECALL_ITEMS if is_proposal else BOX_ITEMS)
+        values, figures = {}, dict.fromkeys(items, 0.0)
+        if evaluation:
+            figures = evaluation.figures(ap_limit=self.ap_limit)
+            for k, one in enumerate(self.dataset_meta["classes"] if self.classwise and not is_proposal else ()):
+                ap = evaluation.figures([k])["mAP"]
+                values[f"{one}_precision"] = round(ap, 3) if ap > -1 else math.nan
+        return values | {item if is_proposal else f"{name}_{item}": round(figures[item], 3) for item in items}
+
+    def _masks(self, found: Sequence[Mapping]) -> dict:
         if not all("masks" in one for one in found):
             raise ConfigError(
                 "metric of val_evaluator or test_evaluator: got 'segm' of a model without masks, expected 'bbox'"
             )
         scored = [{**one, "scores": one.get("mask_scores", one["scores"])} for one in found]
         masks = {"segmentation": [mask for one in found for mask in one["masks"]]}
-        return self._evaluate("segm", scored, masks, fields=["segmentation"])
+        return self._input("segm", scored, masks, fields=["segmentation"])
 
-    def _evaluate(
+    def _input(
         self, kind: str, found: Sequence[Mapping], places: Mapping[str, Sequence] | None = None, **options: Any
-    ) -> Evaluation:
+    ) -> dict:
         corners = np.concatenate([one["bboxes"] for one in found]).astype(np.float64)  # [N, 4]
         columns = [
             np.repeat(self.img_ids, [len(one["bboxes"]) for one in found])[:, None],
@@ -136,12 +166,8 @@ class CocoMetric(mmdet_metrics.CocoMetric):
             np.concatenate([one["scores"] for one in found])[:, None],
             np.concatenate([one["labels"] for one in found])[:, None] + 1,  # categories are numbered from 1
         ]
-        boxes = np.concatenate(columns, 1)  # [N, 7]
-        options = {"thresholds": self.iou_thrs, "limits": self.proposal_nums, "engine": self.engine, **options}
-        evaluation = evaluate(self._coco_api, Found(boxes, places or {}), kind, images=self.img_ids, **options)
-        if self.evaluations is not None:
-            self.evaluations.append(evaluation)
-        return evaluation
+        options = {"thresholds": self.iou_thrs, "limits": self.proposal_nums, "images": self.img_ids, **options}
+        return {"found": Found(np.concatenate(columns, 1), places or {}), "kind": kind, **options}
 
     def results2json(self, results: Sequence[dict], outfile_prefix: str) -> dict[str, str]:
         """Write files as mmdet does, with the category ids of the data; the evaluation uses numbers."""
