@@ -1,7 +1,9 @@
 """Files of bands: TIFF by tifffile, ``.npy`` by NumPy. Pixels are as in the file, not scaled."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,30 +25,58 @@ class About(NamedTuple):
 
 def about(path: str | Path) -> About:
     """Look at a file without reading its pixels. For errors see `read`."""
-    return _open(path, "about")
+    with _opened(path) as image:
+        if isinstance(image, np.ndarray):
+            return About(image.shape[1::-1], image.shape[2], image.dtype)
+        _check(image)
+        size, bands = _empty(image).shape[1::-1], _empty(image).shape[2]
+        return About(size, bands, image.dtype, any(sample in ALPHA for sample in image.keyframe.extrasamples))
 
 
-def read(path: str | Path) -> np.ndarray:
+def read(path: str | Path, place: Any = ...) -> np.ndarray:
     """The pixels of a file, ``[H, W, bands]`` in its own data type. Bands of a TIFF are samples of pixels, or pages.
+
+    Args:
+        path: The file.
+        place: Slices of rows and columns, which alone are read; of a compressed TIFF the segments that have them.
 
     Raises:
         ConfigError: It is no image ``[H, W]`` or ``[H, W, bands]`` of numbers, or is cut, or is compressed as
             tifffile alone cannot read.
     """
-    return np.array(_open(path, "read"))
+    with _opened(path) as image:
+        if isinstance(image, np.ndarray):
+            return np.array(image[place])
+        _check(image)
+        if image.dataoffset is None and place is not ...:
+            return _segments(image, place)
+        import tifffile
+
+        pixels = image.asarray() if image.dataoffset is None else tifffile.memmap(path, mode="r")
+        return np.array(_with_bands_last(pixels, image.axes)[place])
 
 
-def window(path: str | Path) -> np.ndarray:
-    """As `read`, but pixels are read where they are used; except of a TIFF that is compressed or in tiles."""
-    return _open(path, "window")
+def geo_keys(path: str | Path) -> Mapping[str, Any]:
+    """The tags of a GeoTIFF, as tifffile names them; empty for other files."""
+    if Path(path).suffix.lower() not in TIFF:
+        return {}
+    with _opened(path) as image:
+        return image.keyframe.geotiff_tags or {}
 
 
-def _open(path: str | Path, use: str) -> About | np.ndarray:
+@contextmanager
+def _opened(path: str | Path) -> Iterator[Any]:
+    """The first series of a TIFF, or a mapped array ``[H, W, bands]``; errors in the block name the file."""
     try:
-        if Path(path).suffix.lower() in TIFF:
-            return _tiff(path, use)
-        pixels = with_bands(np.load(path, mmap_mode="r", allow_pickle=False))
-        return About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype) if use == "about" else pixels
+        if Path(path).suffix.lower() not in TIFF:
+            yield with_bands(np.load(path, mmap_mode="r", allow_pickle=False))
+            return
+        try:
+            import tifffile
+        except ModuleNotFoundError as error:
+            raise OptionError("it needs tifffile: pip install 'vitdense[bands]'") from error
+        with tifffile.TiffFile(path) as tiff:
+            yield tiff.series[0]
     except Exception as error:  # readers have no error in common
         kind = "" if isinstance(error, OptionError) else f"{type(error).__name__}: "
         raise ConfigError(f"image {path} cannot be read ({kind}{error})") from error
@@ -59,27 +89,46 @@ def with_bands(pixels: np.ndarray) -> np.ndarray:
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def _tiff(path: str | Path, use: str) -> About | np.ndarray:
+def _with_bands_last(pixels: np.ndarray, axes: str) -> np.ndarray:
+    are_pages = pixels.ndim == 3 and not axes.endswith("S")
+    return with_bands(np.moveaxis(pixels, 0, -1) if are_pages else pixels)
+
+
+def _empty(series: Any) -> np.ndarray:
+    """An array as `read` gives it, without memory."""
+    return _with_bands_last(np.broadcast_to(np.zeros((), series.dtype), series.shape), series.axes)
+
+
+def _check(series: Any) -> None:
+    """Raise an OptionError for a compression that tifffile alone cannot read, or a file that is cut."""
+    from tifffile import TIFF as KNOWN
+
+    page, end = series.keyframe, series.keyframe.parent.filehandle.size
     try:
-        import tifffile
-    except ModuleNotFoundError as error:
-        raise OptionError("it needs tifffile: pip install 'vitdense[bands]'") from error
-    with tifffile.TiffFile(path) as tiff:
-        series, end = tiff.series[0], tiff.filehandle.size
-        page, is_mapped = series.keyframe, series.dataoffset is not None
-        try:
-            tifffile.TIFF.DECOMPRESSORS[page.compression], tifffile.TIFF.UNPREDICTORS[page.predictor]
-        except KeyError as error:
-            raise OptionError(f"{error.args[0]}: pip install imagecodecs, or write it with deflate") from error
-        blocks = [zip(one.dataoffsets, one.databytecounts) for one in series.pages if one is not None]
-        ends = [start + count for pairs in blocks for start, count in pairs]
-        if max(*ends, (series.dataoffset or 0) + series.nbytes * is_mapped) > end:
-            raise OptionError(f"the file is cut after {end} bytes")
-        if use == "about":
-            pixels = np.broadcast_to(np.zeros((), series.dtype), series.shape)
-        else:
-            pixels = series.asarray() if use == "read" or not is_mapped else tifffile.memmap(path, mode="r")
-        are_pages = pixels.ndim == 3 and not series.axes.endswith("S")
-        pixels = with_bands(np.moveaxis(pixels, 0, -1) if are_pages else pixels)
-        has_alpha = any(sample in ALPHA for sample in page.extrasamples)
-        return About(pixels.shape[1::-1], pixels.shape[2], pixels.dtype, has_alpha) if use == "about" else pixels
+        KNOWN.DECOMPRESSORS[page.compression], KNOWN.UNPREDICTORS[page.predictor]
+    except KeyError as error:
+        raise OptionError(f"{error.args[0]}: pip install imagecodecs, or write it with deflate") from error
+    blocks = [zip(one.dataoffsets, one.databytecounts) for one in series.pages if one is not None]
+    ends = [start + count for pairs in blocks for start, count in pairs]
+    if max(*ends, 0 if series.dataoffset is None else series.dataoffset + series.nbytes) > end:
+        raise OptionError(f"the file is cut after {end} bytes")
+
+
+def _segments(series: Any, place: Sequence[slice]) -> np.ndarray:
+    """`read` for a TIFF in tiles or compressed strips: decodes the segments that meet a place."""
+    key, shape, first = series.keyframe, _empty(series).shape, 0
+    rows, columns = (np.arange(length)[one] for length, one in zip(shape, place))
+    pixels = np.full((len(rows), len(columns), shape[2]), key.nodata, series.dtype)
+    for page in series.pages:
+        for i, (start, count) in enumerate(zip(page.dataoffsets, page.databytecounts)):
+            _, (sample, _, y, x, _), (_, height, width, _) = key.decode(None, i)
+            inside = (rows >= y) & (rows < y + height), (columns >= x) & (columns < x + width)
+            if not count or not inside[0].any() or not inside[1].any():
+                continue
+            key.parent.filehandle.seek(start)
+            data = key.parent.filehandle.read(count)
+            part = key.decode(data, i, jpegtables=page.jpegtables, jpegheader=key.jpegheader)[0][0]
+            bands = range(first + sample, first + sample + part.shape[2])
+            pixels[np.ix_(*inside, bands)] = part[np.ix_(rows[inside[0]] - y, columns[inside[1]] - x)]
+        first += key.samplesperpixel
+    return pixels

@@ -1,7 +1,6 @@
 """The step of a pipeline that loads bands, and what normalises them."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,11 @@ class LoadBands(BaseTransform):
             raise OptionError(f"shown (--bands): got {shown}, expected three bands, 1 to {self.channels}")
 
     def load(self, image: str | Path | np.ndarray) -> "np.ndarray | Windows":
-        """The bands of a file or an array ``[H, W, bands]`` for the model, [H, W, channels] float32.
+        """`read`, or `Windows` of a file ``in_tiles``."""
+        return Windows(image, self) if self.in_tiles and isinstance(image, (str, Path)) else self.read(image)
+
+    def read(self, image: str | Path | np.ndarray, place: Any = ...) -> np.ndarray:
+        """The bands of a file, or of a place of it, or of an array ``[H, W, bands]``: [H, W, channels] float32.
 
         Raises:
             OptionError: It has another number of bands, NaN or infinity; see also `vitdense.extensions.bands.files`.
@@ -52,9 +55,8 @@ class LoadBands(BaseTransform):
         if not isinstance(image, (str, Path, np.ndarray)):
             raise OptionError(f"image: got {type(image).__name__}, expected a path or an array [H, W, bands]")
         is_array = isinstance(image, np.ndarray)
-        if self.in_tiles and not is_array:
-            return Windows(image, self)
-        name, pixels = ("image", files.with_bands(image)) if is_array else (f"image {image}", files.read(image))
+        name = "image" if is_array else f"image {image}"
+        pixels = files.with_bands(image) if is_array else files.read(image, place)
         self.check(pixels.shape[2], name)
         pixels = np.ascontiguousarray(pixels[..., : self.channels], np.float32)
         if wrong := np.count_nonzero(~np.isfinite(pixels)):
@@ -95,14 +97,12 @@ class Windows:
     """A file as a step loads it, ``[H, W, channels]`` float32, read where it is sliced."""
 
     def __init__(self, path: str | Path, step: LoadBands) -> None:
-        pixels, self.load = files.window(path), step.load
-        step.check(pixels.shape[2], f"image {path}")
-        self.shape = (*pixels.shape[:2], step.channels)
-        is_mapped = isinstance(pixels, np.memmap)  # mapped anew for each window: what it has read leaves the memory
-        self.mapped = partial(files.window, path) if is_mapped else lambda: pixels
+        self.path, self.step, about = path, step, files.about(path)
+        step.check(about.bands, f"image {path}")
+        self.shape = (*about.size[::-1], step.channels)
 
     def __getitem__(self, place: Any) -> np.ndarray:
-        return self.load(np.array(self.mapped()[place]))
+        return self.step.read(self.path, place if isinstance(place, tuple) else (place, slice(None)))
 
 
 class ByBands:
