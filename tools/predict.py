@@ -81,6 +81,7 @@ def main() -> None:
         if (status := ask("predict", "instead", args)) is not None:
             sys.exit(status)
         options = (args.format == "dataset", args.indices, args.as_dataset is not None, args.classes)
+        options = (*options, ask("predict", "writer", args, out_dir))
         print("", predict(*trained_of(args), args.images, out_dir, inference, *options), sep="\n")
 
 

@@ -87,6 +87,7 @@ def options_of(command: str) -> list[ModuleType]:
     - ``add_options(parser)``: adds them;
     - ``change(cfg, args)``: changes the config of a training or a test, after the core's own passes;
     - ``instead(args)``: replaces the whole command and returns its exit status, or returns None to leave it alone;
+    - ``writer(args, out_dir)``: `write` of `vitdense.mm.cli.predict.predict`, or None;
     - ``before(args, runner)``: looks at the runner of a test before it runs;
     - ``after(args, **outcome)``: gets what the command made: ``metrics`` and ``runner`` of a test; ``program``,
       ``model`` and ``cfg`` of an export; ``cfg``, ``faults`` and ``sets`` of a check; ``model`` and ``checkpoint`` of

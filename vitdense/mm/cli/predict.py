@@ -7,7 +7,7 @@ import mimetypes
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -49,7 +49,7 @@ class Task:
     Args:
         images: All images, including the ones of other processes.
         root: Folder of the images, to write a training set instead of pictures; None to write pictures.
-        model, out_dir, as_dataset, as_indices: See `predict`.
+        model, out_dir, as_dataset, as_indices, write: See `predict`.
     """
 
     model: Predictor
@@ -58,6 +58,7 @@ class Task:
     root: Path | None = None
     as_dataset: bool = False
     as_indices: bool = False
+    write: Callable[[Path, Result], None] | None = None
 
     def __post_init__(self) -> None:
         self.label_maps = label_map_names(self.images, self.root)
@@ -69,6 +70,8 @@ class Task:
     def draw(self, image: Path, result: Result) -> None:
         if self.root is None and result.image is not None:
             result.save(self.out_dir / (f"{image.name}.png" if image.suffix == ".npy" else image.name))
+        if self.write is not None:
+            self.write(image, result)
 
     def write_label_map(self, image: Path, pixels: np.ndarray) -> str:
         """Write a label map or ids; returns the name of the file."""
@@ -208,6 +211,7 @@ def predict(
     as_indices: bool = False,
     as_training: bool = False,
     classes: Sequence[str] | None = None,
+    write: Callable[[Path, Result], None] | None = None,
 ) -> Path:
     """Predict on images.
 
@@ -228,6 +232,7 @@ def predict(
             set with new image ids, of detections with at least `score_thr`. A segmentor writes ``labels/``, label maps
             in the folders of the images, and ``classes.txt``, the names of their values. Images are named relative to
             their common folder.
+        write: Called with every image and what was found in it, to write more.
 
     Returns:
         The JSON file of a detector or panoptic model, the folder of a segmentor.
@@ -238,7 +243,7 @@ def predict(
     """
     found = list_images(images)
     kind, root = checked(cfg, found, out_dir, as_training)
-    task = kind(Predictor(cfg, checkpoint, inference, classes), out_dir, found, root, as_dataset, as_indices)
+    task = kind(Predictor(cfg, checkpoint, inference, classes), out_dir, found, root, as_dataset, as_indices, write)
     return run(task, found)
 
 
