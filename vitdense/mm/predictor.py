@@ -115,7 +115,7 @@ class Predictor:
         if inference.tiles is not None:
             from vitdense.mm.heads.tiled import TiledDetector  # here, for segmentors do without mmdet
 
-            steps, of_tile = query.split_pipeline(steps)
+            steps, of_tile = query.tiled_pipeline(steps)
             self._step = TiledDetector(self.model, inference.tiles, inference.overlap, of_tile).test_step
         self.reader = ImageReader(steps)
         call("load", "after", model=self, checkpoint=checkpoint)

@@ -8,6 +8,8 @@ import pytest
 import tifffile
 import torch
 from commands import run_command, succeed
+from mmengine.dataset import Compose
+from mmengine.registry import init_default_scope
 from PIL import Image
 
 import vitdense
@@ -17,6 +19,7 @@ from vitdense.extensions.bands import files, images, new
 from vitdense.extensions.bands.step import LoadBands
 from vitdense.mm.config.base import build_model
 from vitdense.mm.config.load import load_config
+from vitdense.mm.config.query import tiled_pipeline
 from vitdense.mm.data.images import header_size, picture_of
 
 SEGMENTOR = "upernet_swin_nano_shapes"
@@ -106,6 +109,19 @@ def test_a_window_needs_only_the_segments_that_it_meets(name, tmp_path):
     (tmp_path / name).write_bytes(content)
     place = np.s_[:14, :30]
     np.testing.assert_array_equal(files.read(tmp_path / name, place), bands()[place])
+
+
+def test_tiles_of_training_and_test_read_windows(tmp_path):
+    init_default_scope("mmdet")
+    path = tmp_path / "deflate.TIFF"
+    WRITERS[path.name](path, bands())
+    pack = {"type": "mmdet.PackDetInputs", "meta_keys": ("img_path", "ori_shape")}
+    whole, _ = tiled_pipeline([{"type": "vitdense.LoadBands", "bands": 5}, pack])
+    tested = Compose(whole)({"img_path": str(path)})
+    assert tested["data_samples"].ori_shape == (24, 40)
+    for image in (tested["inputs"], LoadBands(5).transform({"img_path": str(path), "tile": ()})["img"]):
+        assert not isinstance(image, np.ndarray)
+        np.testing.assert_array_equal(image[4:9, 3:30], bands()[4:9, 3:30])
 
 
 def test_a_constant_fourth_band_changes_nothing_and_weights_spread_by_the_rule():

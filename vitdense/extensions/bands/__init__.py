@@ -4,7 +4,6 @@ from vitdense.seams import Extension
 
 EXTENSION = Extension(
     options={
-        "load": "vitdense.extensions.bands.shown",
         "images": "vitdense.extensions.bands.images",
         "new": "vitdense.extensions.bands.new",
         "predict": "vitdense.extensions.bands.shown",

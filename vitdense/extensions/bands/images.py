@@ -50,6 +50,11 @@ def picture(path: str | Path) -> np.ndarray | None:
     return None if found is None else LoadBands(found.bands, drop_alpha=False).picture(files.read(path))
 
 
+def in_windows(step: Mapping) -> dict | None:
+    """A `LoadBands` that reads windows."""
+    return {**step, "in_tiles": True} if type_name(step) == "LoadBands" else None
+
+
 def examiner(steps: Sequence[Mapping], cfg: Config) -> Callable[..., ImageFile] | None:
     """The function that examines image files for a pipeline that loads bands.
 

@@ -1,10 +1,10 @@
-"""``--bands`` and ``--geojson`` of `vitdense predict`. For tiles, files are read in windows."""
+"""``--bands`` and ``--geojson`` of `vitdense predict`."""
 
 import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitdense.mm.config.arguments import Parser
@@ -33,11 +33,3 @@ def writer(args: argparse.Namespace, out_dir: Path) -> Callable | None:
     for image in list_images(args.images):
         transform_of(image)
     return partial(write, out_dir=out_dir)
-
-
-def after(model: Any, checkpoint: str) -> None:
-    from vitdense.mm.config.query import test_steps
-    from vitdense.mm.predictor import ImageReader
-
-    if model.inference.tiles is not None and model.reader.own_reader == "LoadBands":
-        model.reader = ImageReader([{**test_steps(model.model.cfg)[0], "in_tiles": True}])

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from mmcv.transforms import BaseTransform
 from mmengine.logging import print_log
-from mmengine.structures import BaseDataElement
 
 from vitdense.errors import OptionError
 from vitdense.extensions.bands import files
@@ -68,13 +67,12 @@ class LoadBands(BaseTransform):
             raise OptionError(f"{name} has {bands} bands, expected {self.bands}, as LoadBands and the model have")
 
     def transform(self, results: dict) -> dict:
-        image = results["img"] if "img" in results else self.load(results["img_path"])
+        if (image := results.get("img")) is None:
+            image = Windows(results["img_path"], self) if "tile" in results else self.load(results["img_path"])
         annotated, size = (results.get("width"), results.get("height")), image.shape[1::-1]
         if None not in annotated and annotated != size:  # of COCO files
             raise OptionError(f"image {results['img_path']} is {by(size)}, but annotated as {by(annotated)}")
         shapes = {"img_shape": image.shape[:2], "ori_shape": image.shape[:2]}
-        if self.in_tiles:
-            return {"inputs": image, "data_samples": BaseDataElement(metainfo=shapes)}
         return {**results, "img": image, **shapes}
 
     def picture(self, pixels: "np.ndarray | Windows") -> np.ndarray | None:

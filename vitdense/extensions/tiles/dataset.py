@@ -124,7 +124,10 @@ def shares_of(boxes: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> np.n
 
 @TRANSFORMS.register_module()
 class CropTile(BaseTransform):
-    """Crop image, boxes, masks and label map to ``tile``; `TiledDataset` puts the step after those that load."""
+    """Crop image, boxes, masks and label map to ``tile``; `TiledDataset` puts the step after those that load.
+
+    A step that loads may give an object that reads the image where it is sliced.
+    """
 
     def transform(self, results: dict) -> dict:
         x1, y1, x2, y2 = tile = results["tile"]

@@ -6,7 +6,7 @@ from typing import Any
 from mmengine.model import BaseTTAModel
 from mmengine.runner import Runner, TestLoop, ValLoop
 
-from vitdense.mm.config.query import leaf_datasets, split_pipeline
+from vitdense.mm.config.query import leaf_datasets, tiled_pipeline
 from vitdense.mm.heads.tiled import TiledDetector
 from vitdense.mm.registry import LOOPS
 
@@ -16,7 +16,7 @@ class _InTiles:
         self.model, dataloader = runner.model, copy.deepcopy(dataloader)
         if not isinstance(self.model, BaseTTAModel):  # by --tiles or --tta of a test
             for dataset in leaf_datasets(dataloader["dataset"]):
-                dataset["pipeline"], steps = split_pipeline(dataset["pipeline"])
+                dataset["pipeline"], steps = tiled_pipeline(dataset["pipeline"])
             self.model = TiledDetector(self.model, side, overlap, steps)
         super().__init__(runner, dataloader, *args, **options)
 

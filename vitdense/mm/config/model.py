@@ -20,6 +20,7 @@ from vitdense.mm.config.query import (
     loads_labels,
     nodes,
     split_pipeline,
+    tiled_pipeline,
 )
 from vitdense.mm.errors import ConfigError
 
@@ -109,7 +110,7 @@ def tile_tests(cfg: Config, asked: Asked) -> None:
     if cfg.get("default_scope") == "mmseg":
         raise ConfigError(NO_TILES)
     for dataset in leaf_datasets(cfg.test_dataloader.dataset):
-        dataset.pipeline, steps = split_pipeline(dataset.pipeline)
+        dataset.pipeline, steps = tiled_pipeline(dataset.pipeline)
     tiles = dict(side=asked.inference.tiles, overlap=asked.inference.overlap, pipeline=steps)
     cfg.model = dict(type="vitdense.TiledDetector", module=cfg.model, **tiles)
 

@@ -13,7 +13,7 @@ from vitdense.files import read_text
 from vitdense.mm.data.classes import clean
 from vitdense.mm.data.coco import overview
 from vitdense.mm.errors import ConfigError
-from vitdense.seams import loaders
+from vitdense.seams import ask, loaders
 
 NO_TILES = "tiles: got a segmentor, expected a detector; set test_cfg=dict(mode='slide', crop_size=..., stride=...)"
 SPLITS = ("train", "val", "test")
@@ -113,6 +113,12 @@ def split_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
     """Split a test pipeline into the steps that load and pack the whole image, and the steps for each tile."""
     whole = [pipeline[0], *filter(loads_labels, pipeline), pipeline[-1]]
     return whole, [step for step in pipeline[1:] if not loads_labels(step)]
+
+
+def tiled_pipeline(pipeline: Sequence[dict]) -> tuple[list[dict], list[dict]]:
+    """`split_pipeline` for a `TiledDetector`, which takes the image as it is loaded, or windows of its file."""
+    (first, *labels, pack), of_tile = split_pipeline(pipeline)
+    return [ask("images", "in_windows", first) or first, *labels, dict(type="vitdense.PackArray", pack=pack)], of_tile
 
 
 def expected_preprocessor(row: Model) -> dict[str, list[float] | bool]:

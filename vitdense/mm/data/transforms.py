@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import mmengine.registry
 import numpy as np
 from mmcv.transforms import BaseTransform, LoadImageFromFile, Pad
 from mmengine import fileio
@@ -41,6 +42,18 @@ class SeedFromSample(BaseTransform):
             for i, step in enumerate(self.steps):
                 step.aug.set_random_seed((seed + i) % 2**32)
         return results
+
+
+@TRANSFORMS.register_module()
+class PackArray(BaseTransform):
+    """Another step that packs, but the image stays as it is loaded, ``[H, W, C]``: for a detector in tiles."""
+
+    def __init__(self, pack: dict) -> None:
+        self.pack = mmengine.registry.TRANSFORMS.build(pack)
+
+    def transform(self, results: dict) -> dict:
+        image = results.pop("img")
+        return {**self.pack(results), "inputs": image}
 
 
 @TRANSFORMS.register_module()
