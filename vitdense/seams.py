@@ -92,6 +92,7 @@ def options_of(command: str) -> list[ModuleType]:
     - ``after(args, **outcome)``: gets what the command made: ``metrics`` and ``runner`` of a test; ``program``,
       ``model`` and ``cfg`` of an export; ``cfg``, ``faults`` and ``sets`` of a check; ``model`` and ``checkpoint`` of
       ``load``, which has no ``args``;
+    - ``densest(cfg, split, file)`` of a check: most objects of a COCO file that a model sees at once, or None;
     - ``look(dataset, where)``: gets a copy of the training data that a check has built, and yields faults;
     - ``annotations(args)``, for ``new detection``: split -> content of a COCO file and folder of its images, of the
       training alone where ``--val`` is a share of it; or None;

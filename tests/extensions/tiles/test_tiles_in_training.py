@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from commands import run_command, succeed
+from mmengine.config import Config
 from mmengine.registry import init_default_scope
 from PIL import Image
 
 from vitdense.errors import OptionError
 from vitdense.extensions.tiles.dataset import TiledDataset
-from vitdense.extensions.tiles.small import sides_of
+from vitdense.extensions.tiles.small import densest, sides_of
 from vitdense.mm.config.files import CONFIGS
 from vitdense.mm.config.load import load_config
 from vitdense.mm.data.panoptic import colours_of_ids
@@ -162,6 +163,15 @@ def test_share_of_small_objects():
     assert [*sides_of(content, (500, 500), True, None)] == [pytest.approx(20 * (0.5 * 0.25) ** 0.5)]
     assert [*sides_of(content, (500, 800), False, None)] == [pytest.approx(20 * 0.4)]
     assert [*sides_of(content, (500, 500), True, 250)] == [pytest.approx(40)]
+
+
+def test_a_check_counts_the_objects_of_a_tile():
+    write_coco("train.json", [(200, 200)], [[(20 * i, 20 * j, 10, 10, 0) for i in range(10) for j in range(10)]])
+    tiles = {"side": 64, "overlap": 0.2}
+    cfg = Config({"train_dataloader": {"dataset": tiles}, "val_cfg": {}})
+    found = {split: densest(cfg, split, "train.json") for split in ("train", "val", "test")}
+    assert found == {"train": 16, "val": None, "test": None}
+    assert densest(Config({**cfg, "val_cfg": tiles}), "val", "train.json") == 16
 
 
 @pytest.mark.long

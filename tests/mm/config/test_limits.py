@@ -28,6 +28,7 @@ def test_only_limits_below_the_densest_image_are_raised(name, densest, raised):
 def test_the_metric_counts_all():
     cfg = load_config("atss_swin_t_coco")
     assert "val_evaluator.proposal_nums" not in raised_limits(cfg, 1000)
+    assert [*raised_limits(cfg, 1001, 10)] == ["val_evaluator.proposal_nums"]  # a tile sees fewer, the metric all
     assert raised_limits(cfg, 1001)["val_evaluator.proposal_nums"] == [100, 300, 2100]
     cfg.val_evaluator = [cfg.val_evaluator, cfg.val_evaluator]  # cannot be set by one key
     assert "val_evaluator.proposal_nums" not in raised_limits(cfg, 1001)

@@ -122,6 +122,20 @@ def shares_of(boxes: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> np.n
     return (upper - lower).clip(0).prod(-1) / (boxes[:, 2:] - boxes[:, :2]).prod(-1).clip(1e-9)
 
 
+def densest_of(content: Mapping[str, Any], side: int | Sequence[int], overlap: float) -> int:
+    """Most objects of a COCO file that a tile sees."""
+    boxes: dict[Any, list] = {image["id"]: [] for image in content["images"]}
+    for one in content["annotations"]:
+        x, y, width, height = one["bbox"]
+        boxes[one["image_id"]].append([x, y, x + width, y + height])
+    densest = 0
+    for image in content["images"]:
+        size, of_image = (image["width"], image["height"]), np.array(boxes[image["id"]]).reshape(-1, 4)
+        shares = shares_of(of_image, cut(size[::-1], side, overlap), size)
+        densest = max(densest, *(shares > 0).sum(1).tolist())
+    return densest
+
+
 @TRANSFORMS.register_module()
 class CropTile(BaseTransform):
     """Crop image, boxes, masks and label map to ``tile``; `TiledDataset` puts the step after those that load.

@@ -1,4 +1,4 @@
-"""The row of `vitdense check` on small objects."""
+"""What `vitdense check` says of small objects, and of many in a tile."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +31,17 @@ def after(args: argparse.Namespace, cfg: "Config", faults: "Sequence[Fault]", se
     if share >= MANY and side is None:
         advice = f"; in tiles they are larger: vitdense new detection --tiles {max(size)}"
     print(f"objects under {SMALL} pixels at {shown(size)}: {100 * share:.0f} % of {len(sides)}{advice}")
+
+
+def densest(cfg: "Config", split: str, file: str) -> int | None:
+    """Most objects in a tile of a split; None for whole images."""
+    tiles = cfg.train_dataloader.dataset if split == "train" else cfg.get(f"{split}_cfg") or {}
+    if "side" not in tiles:
+        return None
+    from vitdense.extensions.tiles.dataset import densest_of
+    from vitdense.mm.data.coco import parse
+
+    return densest_of(parse(Path(file)), tiles["side"], tiles.get("overlap", 0.2))
 
 
 def sides_of(content: Mapping, size: Sequence[int], one_size: bool, side: int | None) -> Iterator[float]:

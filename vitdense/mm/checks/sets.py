@@ -215,8 +215,10 @@ class AnnotatedSet(DataSet):
 
     def faults_of_use(self) -> Iterator[Fault]:
         densest = self.samples.densest
-        if limits := raised_limits(self.cfg, densest):
-            what = f"an image of {self.file} has {densest} objects, more than the model can find or the metric counts"
+        in_tile = ask("check", "densest", self.cfg, self.name, self.file)
+        if limits := raised_limits(self.cfg, densest, in_tile):
+            has = f"{densest} objects{'' if in_tile is None else f', a tile {in_tile}'}"
+            what = f"an image of {self.file} has {has}, more than the model can find or the metric counts"
             fix = f"to raise their limits: --cfg-options {as_options(limits)}"
             yield Fault(what, self.where, fix=fix, grave=False)
         if self.training and not self.num_train:

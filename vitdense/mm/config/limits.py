@@ -13,15 +13,16 @@ MARGIN = 2  # factor of a raised limit over what is needed
 PROPOSAL_NUMS = (100, 300, 1000)  # default of mmdet's COCO metrics; AP counts the last number per class and image
 
 
-def raised_limits(cfg: Config, densest: int) -> dict[str, Any]:
+def raised_limits(cfg: Config, densest: int, at_once: int | None = None) -> dict[str, Any]:
     """Limits that a detector and its metric need for the `densest` objects of an image, where theirs are too low.
 
-    Values by dotted keys, such as ``model.test_cfg.rcnn.max_per_img``, in hundreds.
+    A detector in tiles sees `at_once` of them. Values are in hundreds, by dotted keys such as
+    ``model.test_cfg.rcnn.max_per_img``.
     """
     raised: dict[str, Any] = {}
     for key, value in flat(cfg.model, "model", lambda node: isinstance(node, dict)).items():
         parent, _, name = key.rpartition(".")
-        needed = LIMITS.get(name, 0) * densest
+        needed = LIMITS.get(name, 0) * (densest if at_once is None else at_once)
         if name == "max_per_img" and ".rpn" in parent:
             needed *= 2  # proposals
         if isinstance(value, int) and 0 < value < needed:  # below 0: none

@@ -194,8 +194,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
     limits, wrapped = raised_limits(cfg, data.densest), None
     if args.task == "detection" and (wrapped := ask("new detection", "wrapped", args, data)):
         data = replace(data, short_side=wrapped.side, ratio=1.0)
-        of_image = {key: value for key, value in limits.items() if key.startswith("val_evaluator")}
-        limits = {**raised_limits(cfg, wrapped.densest), **of_image}
+        limits = raised_limits(cfg, data.densest, wrapped.densest)
     if limits:
         print(f"an image has {data.densest} objects; limits of the recipe are raised: {as_options(limits)}")
     model = ask("new", "model", cfg, args) or {}
