@@ -9,21 +9,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
 from cost import DEVICES, ModelCost, count
 from measuring import build
+from tiles import SIDE, mosaic
+from vitdense.extensions.bands.step import LoadBands
 from vitdense.files import atomic_write, read_text
 from vitdense.mm.config.load import load_config
 from vitdense.mm.console import exit_on_user_error
+from vitdense.mm.data.shapes import draw_image
 from vitdense.mm.predictor import load_model
 from vitdense.mm.work_folder import find_checkpoint
 from vitdense.results import draw
+from vitdense.results.tiles import cut
 
 REPO = Path(__file__).parents[1]
 DEMO = "cascade_swin_nano_shapes"  # a model to train
@@ -205,6 +210,45 @@ def errors(path: Path) -> None:
         page.quantize(192).save(scratch, format="png", optimize=True)
 
 
+def rectangle(path: Path) -> None:
+    """An image of 2:1, stretched to a square, and in a rectangle of as many pixels."""
+    image = Image.fromarray(draw_image(np.random.default_rng(4), (224, 448))[0])
+    small(beside(image, image.resize((160, 160)), image.resize((224, 112))), path)
+
+
+def tiles(path: Path) -> None:
+    """An image of 2,000 pixels, the part of it with most objects as a model sees the whole image, and as a tile."""
+    canvas, objects = mosaic(np.random.default_rng([0, 0]))
+    image, places = Image.fromarray(canvas), cut(canvas.shape[:2], SIDE, 0.2)
+    corners = np.array([[x, y, x + w, y + h] for _, (x, y, w, h) in objects])
+    inside = (corners[:, :2] >= places[:, None, :2]) & (corners[:, 2:] <= places[:, None, 2:])  # [tiles, N, 2]
+    place = places[inside.all(-1).sum(1).argmax()].tolist()
+    whole, tile = image.resize((SIDE, SIDE)), image.crop(place)
+    of_whole = [round(edge * SIDE / image.width) for edge in place]
+    part = whole.crop(of_whole).resize(tile.size, Image.Resampling.NEAREST)
+    ImageDraw.Draw(whole).rectangle(of_whole, outline="red", width=2)
+    for box in corners:
+        ImageDraw.Draw(tile).rectangle([*(box[:2] - place[:2] - 3), *(box[2:] - place[:2] + 3)], outline="red")
+    small(beside(whole, part, tile), path)
+
+
+def bands(path: Path) -> None:
+    """Two classes that differ in the fifth band alone: bands 1, 2 and 3; band 5; and bands 5, 1 and 2."""
+    rng = np.random.default_rng(11)
+    drawn, instances = draw_image(rng, (224, 272))
+    pixels = np.dstack([drawn, rng.normal(128, 5, (*drawn.shape[:2], 2))])  # [H, W, 5]
+    for i, one in enumerate(instances):
+        pixels[one.mask, :3] = rng.normal(170, 2, (one.mask.sum(), 3))
+        pixels[one.mask, 4] += 100 * (-1) ** i
+    shown = [LoadBands(5, shown=each).picture(pixels) for each in ((1, 2, 3), (5, 5, 5), (5, 1, 2))]
+    small(beside(*map(Image.fromarray, shown)), path)
+
+
+def small(picture: Image.Image, path: Path) -> None:
+    with atomic_write(path) as scratch:
+        picture.quantize(48).save(scratch, format="png", optimize=True)
+
+
 def save(figure: Figure, path: Path) -> None:
     with atomic_write(path) as scratch:
         figure.savefig(scratch, dpi=110, format="png")
@@ -212,7 +256,19 @@ def save(figure: Figure, path: Path) -> None:
 
 PICTURES: dict[str, Callable[[Path], None]] = {
     picture.__name__: picture
-    for picture in (ap_flops, counted_costs, attention_cost, streets, photos, oriented, inside, errors)
+    for picture in (
+        ap_flops,
+        counted_costs,
+        attention_cost,
+        streets,
+        photos,
+        oriented,
+        inside,
+        errors,
+        rectangle,
+        tiles,
+        bands,
+    )
 }
 
 

@@ -26,22 +26,27 @@ def draw(folder: Path, split: str) -> Path:
     images, annotations, pixels = folder / split, [], CELL * CELLS
     images.mkdir(parents=True, exist_ok=True)
     for number in range(NUMBER[split]):
-        rng = np.random.default_rng([sorted(NUMBER).index(split), number])
-        canvas = np.zeros((pixels, pixels, 3), np.uint8)
-        filled = set(rng.choice(CELLS**2, FILLED, replace=False).tolist())
-        for cell in range(CELLS**2):
-            y, x = CELL * (cell // CELLS), CELL * (cell % CELLS)
-            patch, boxes = _cell(rng, cell in filled)
-            canvas[y : y + CELL, x : x + CELL] = patch
-            for label, box in boxes:
-                placed = {"bbox": [box[0] + x, box[1] + y, *box[2:]], "area": box[2] * box[3], "iscrowd": 0}
-                annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": label, **placed})
+        canvas, objects = mosaic(np.random.default_rng([sorted(NUMBER).index(split), number]))
+        for label, box in objects:
+            placed = {"bbox": box, "area": box[2] * box[3], "iscrowd": 0}
+            annotations.append({"id": len(annotations) + 1, "image_id": number, "category_id": label, **placed})
         cv2.imwrite(str(images / f"{number}.jpg"), canvas[..., ::-1])
     listed = [{"id": i, "file_name": f"{i}.jpg", "height": pixels, "width": pixels} for i in range(NUMBER[split])]
     categories = [{"id": i, "name": name} for i, name in enumerate(CLASSES)]
     content = {"images": listed, "annotations": annotations, "categories": categories}
     (folder / f"{split}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder / f"{split}.json"
+
+
+def mosaic(rng: np.random.Generator) -> tuple[np.ndarray, list[tuple[int, list[int]]]]:
+    """An image of cells, [2000, 2000, 3], and labels and boxes of its objects."""
+    canvas, objects = np.zeros((CELL * CELLS, CELL * CELLS, 3), np.uint8), []
+    filled = set(rng.choice(CELLS**2, FILLED, replace=False).tolist())
+    for cell in range(CELLS**2):
+        y, x = CELL * (cell // CELLS), CELL * (cell % CELLS)
+        canvas[y : y + CELL, x : x + CELL], boxes = _cell(rng, cell in filled)
+        objects += [(label, [box[0] + x, box[1] + y, *box[2:]]) for label, box in boxes]
+    return canvas, objects
 
 
 def _cell(rng: np.random.Generator, is_filled: bool) -> tuple[np.ndarray, list[tuple[int, list[int]]]]:
