@@ -301,12 +301,11 @@ def test_predictions_have_the_order_of_the_file(tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(in_another_order(content(RIGHT, flip_idx=[1, 0, 2]))))
     names, points = CATEGORY["keypoints"], np.float32([[[1, 2, 0.9], [3, 4, 0.8], [5, 6, 0.7]]])
     result = Result(np.float32([[0, 0, 9, 9]]), np.float32([0.9]), np.array([0]), keypoints=points, names=["pose"])
-    result.image = np.zeros((9, 9, 3), np.uint8)
     for order, file in (([0, 1, 2], None), (ORDER, "b.json")):
         dataset = {"data_root": str(tmp_path), "ann_file": file} if file else {}
         meta = {"keypoints": names, "category_ids": [3], "flip_pairs": ((0, 2),)}
         made = CocoPredictions(["pose"], dataset, meta=meta)
-        made.add(tmp_path / "x.png", result)
+        made.add(tmp_path / "x.png", result, (9, 9))
         made.write(tmp_path / "found.json", as_dataset=True)
         found = json.loads((tmp_path / "found.json").read_text())
         assert found["categories"][0]["keypoints"] == [names[i] for i in order]

@@ -14,17 +14,16 @@ from vitdense.results.draw import distinct_colours
 from vitdense.results.result import Result
 
 CATEGORIES = [{"id": 3, "name": "a"}, {"id": 7, "name": "b"}, {"id": 40, "name": "c"}]
-NAMES = ("a", "b", "c")
+NAMES, SIZE = ("a", "b", "c"), (40, 60)
 
 
-def detections(labels, size=(40, 60)):
+def detections(labels):
     boxes = [[5 * i, 3 * i, 5 * i + 20, 3 * i + 10] for i in range(len(labels))]
-    masks = np.zeros((len(labels), *size), bool)
+    masks = np.zeros((len(labels), *SIZE), bool)
     for mask, (x1, y1, x2, y2) in zip(masks, boxes):
         mask[y1:y2, x1:x2] = True
     codes = [rle.encode(np.asfortranarray(mask, np.uint8)) for mask in masks]
     return Result(
-        image=np.zeros((*size, 3), np.uint8),
         names=NAMES,
         palette=distinct_colours(len(NAMES)),
         boxes=np.array(boxes, np.float32).reshape(-1, 4),
@@ -49,7 +48,7 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
         path.write_text(json.dumps(truth))
         made = CocoPredictions(NAMES, dataset)
         for i, sample in samples.items():
-            made.add(tmp_path / "val/sub" / f"{i}.jpg", sample)
+            made.add(tmp_path / "val/sub" / f"{i}.jpg", sample, SIZE)
         return made
 
     truth = {"images": images, "annotations": [], "categories": CATEGORIES[::-1]}
@@ -70,13 +69,13 @@ def test_predictions_have_the_ids_of_the_annotation_file(tmp_path, capsys):
 
 def test_results_have_the_keys_of_coco_results(tmp_path):
     predictions = CocoPredictions(NAMES, {})
-    predictions.add(tmp_path / "none.jpg", detections([]))
+    predictions.add(tmp_path / "none.jpg", detections([]), SIZE)
     predictions.write(tmp_path / "predictions.json")
     assert json.loads((tmp_path / "predictions.json").read_text()) == []
     sample = detections([0, 1])
-    predictions.add(tmp_path / "a.jpg", sample)
+    predictions.add(tmp_path / "a.jpg", sample, SIZE)
     sample.rle = None
-    predictions.add(tmp_path / "b.jpg", sample)
+    predictions.add(tmp_path / "b.jpg", sample, SIZE)
     predictions.write(tmp_path / "predictions.json")
     results = json.loads((tmp_path / "predictions.json").read_text())
     keys = {"image_id", "category_id", "bbox", "score"}
@@ -89,7 +88,7 @@ def test_detections_take_few_bytes_until_they_are_written(tmp_path):
     tracemalloc.start()
     try:
         for i in range(20):
-            predictions.add(tmp_path / f"{i}.jpg", many)
+            predictions.add(tmp_path / f"{i}.jpg", many, SIZE)
         taken, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -119,7 +118,7 @@ def test_ids_of_images(tmp_path, capsys, images, prefix, given, ids):
     dataset = {"data_root": str(tmp_path), "ann_file": "truth.json", "data_prefix": {"img": prefix}}
     predictions = CocoPredictions(NAMES, dataset)
     for name in given:
-        predictions.add(tmp_path / name, detections([0]))
+        predictions.add(tmp_path / name, detections([0]), SIZE)
     assert [image["id"] for image in written(predictions, tmp_path)["images"]] == ids
     predictions.report_new_images()
     assert ("3 of 3 images" in capsys.readouterr().out) == ("other/1.jpg" in given)

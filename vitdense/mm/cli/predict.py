@@ -105,7 +105,7 @@ class Detection(Task):
         pixels = self.model.reader.pixels(image)
         (sample,) = self.model.samples([image], [pixels], self.model.score_thr)
         result = self.model.result(sample, pixels, self.model.score_thr)
-        self.predictions.add(image, result)
+        self.predictions.add(image, result, pixels.shape[:2])
         scores = sample.pred_instances.scores.tolist()  # also below the threshold
         self.found[image] = len(scores), max(scores, default=0.0), self.predictions.found[image]
         self.draw(image, result)

@@ -94,7 +94,7 @@ class CocoPredictions:
         print_log(f"category ids are numbered from 1 in the order of the classes: {reason}")
         return list(range(1, len(classes) + 1))
 
-    def add(self, image: Path, result: Result) -> None:
+    def add(self, image: Path, result: Result, size: tuple[int, int]) -> None:
         rows = result.to_coco(category_ids=self.category_ids)
         for one in rows:
             *_, width, height = one["bbox"]
@@ -102,7 +102,7 @@ class CocoPredictions:
             one["iscrowd"] = 0
             if "keypoints" in one and self.places is not None:
                 one["keypoints"] = [v for i in self.places for v in one["keypoints"][3 * i : 3 * i + 3]]
-        self.found[image] = Found(result.image.shape[:2], len(rows), zlib.compress(json.dumps(rows).encode(), 1))
+        self.found[image] = Found(size, len(rows), zlib.compress(json.dumps(rows).encode(), 1))
 
     @property
     def images(self) -> list[dict]:
