@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vitdense.extensions.bands.shown import add_bands
+
 if TYPE_CHECKING:
     from mmengine.config import Config
 
@@ -11,8 +13,7 @@ MEASURED = 50  # training images, evenly spaced, for mean and std
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "of images of bands: those that pictures show as red, green and blue, counted from 1: 4 3 2"
-    parser.add_argument("--bands", type=int, nargs=3, metavar="N", help=text)
+    add_bands(parser)
     parser.add_argument("--alpha", choices=("drop", "keep"), help="of the last band, where it may be alpha")
 
 

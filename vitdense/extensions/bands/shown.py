@@ -11,11 +11,15 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: "Parser") -> None:
-    text = "images of bands: those that pictures show as red, green and blue, counted from 1: 4 3 2"
-    parser.add_argument("--bands", type=int, nargs=3, metavar="N", help=text)
+    add_bands(parser)
     text = "GeoTIFFs: write results in their coordinates too, NAME.geojson for every image"
     parser.add_argument("--geojson", action="store_true", help=text)
     parser.apart("--geojson", "--as-dataset", "--joined")
+
+
+def add_bands(parser: argparse.ArgumentParser) -> None:
+    text = "images of bands: those that pictures show as red, green and blue, counted from 1: 4 3 2"
+    parser.add_argument("--bands", type=int, nargs=3, metavar="N", help=text)
 
 
 def instead(args: argparse.Namespace) -> None:
