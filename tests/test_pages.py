@@ -58,6 +58,7 @@ WORDS = {
     "/path/to/ADEChallengeData2016": "data/ade/ADEChallengeData2016",
     "--image-size 640": f"--image-size {SIDE + 32}",
     "--batch-size 4": "--batch-size 2",
+    "--total-batch-size 12": "--total-batch-size 2",
     "dataset.indices=16": "dataset.indices=2",
     "--shape 800 1344": "--shape 64 96",
     "--shape 768 1280": "--shape 64 96",

@@ -28,6 +28,10 @@ SHORTCUTS = {
         "length of the run, if the config counts iterations; its schedule follows",
     ),
     "batch-size": Shortcut(("train_dataloader.batch_size",), "images per GPU and step; see --auto-scale-lr"),
+    "total-batch-size": Shortcut(
+        ("settings.total_batch_size",),
+        "images per step of all GPUs, which share them out, also if their number changes",
+    ),
     "lr": Shortcut(
         ("optim_wrapper.optimizer.lr",),
         "learning rate of the optimizer; factors of parts and schedules, and --auto-scale-lr, multiply it",
@@ -53,6 +57,7 @@ def main() -> None:
     )
     parser.add_argument("--print-config", action="store_true", help="check and print the config that would run")
     parser.apart("--epochs", "--iters")
+    parser.apart("--batch-size", "--total-batch-size")
     parser.apart("--resume", "--overwrite", "--fresh")
     parser.sets("--resume", "resume", "load_from")
     parser.sets("--log-to", "settings.log_to")

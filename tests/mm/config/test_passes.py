@@ -30,6 +30,7 @@ OPTIONS = {
     "train_dataloader.num_workers": 0,
     "default_hooks.logger.interval": 7,
     "optim_wrapper.accumulative_counts": 3,
+    "settings.total_batch_size": 12,
     "default_hooks.visualization": None,
     "work_dir": "mine",
 }

@@ -6,7 +6,7 @@ from vitdense.mm.checks.schedule import schedule
 from vitdense.mm.config import settings
 from vitdense.mm.config.base import Asked, run_passes
 from vitdense.mm.config.load import ConfigError, load_config
-from vitdense.mm.config.passes import LOADING
+from vitdense.mm.config.passes import LOADING, TRAINING
 from vitdense.mm.config.query import image_size, nodes
 
 COCO = "_base_ = 'vitdense::configs/cascade_swin_t_coco.py'\n"
@@ -224,6 +224,7 @@ def test_log_to_of_other_configs(mine, lines):
         ({"max_iters": 5}, "max_epochs"),  # the other unit
         ({"size": 3}, "size"),
         ({"log_to": ["tensorboard", "wandbb"]}, "log_to"),
+        ({"total_batch_size": 4.0}, "total_batch_size"),
         ({"normalisation": "other"}, r"normalisation: got 'other', expected 'own'"),
     ],
 )
@@ -236,3 +237,16 @@ def test_setting_own_normalisation_changes_nothing():
     cfg = load_config("cascade_swin_t_coco", {"settings.normalisation": "own"})
     assert cfg.pop("settings") == {"normalisation": "own"}
     assert cfg.to_dict() == load_config("cascade_swin_t_coco").to_dict()
+
+
+@pytest.mark.parametrize(("processes", "counts", "share"), [(1, 1, 12), (3, 2, 2), (2, 4, None), (5, 1, None)])
+def test_processes_and_accumulated_iterations_share_the_total_batch(processes, counts, share, monkeypatch):
+    monkeypatch.setattr("vitdense.mm.config.run.get_world_size", lambda: processes)
+    options = {"settings.total_batch_size": 12, "optim_wrapper.accumulative_counts": counts}
+    cfg = load_config("cascade_swin_t_coco", options)
+    if share is None:
+        with pytest.raises(ConfigError, match=rf"got 12, expected a multiple of {processes * counts}"):
+            run_passes(TRAINING, cfg, Asked())
+    else:
+        run_passes(TRAINING, cfg, Asked())
+        assert cfg.train_dataloader.batch_size == share

@@ -44,6 +44,7 @@ LOADING = (
 TRAINING = (
     Pass("work folder of a training", start.check_folder),
     Pass("--amp", run.train_in),
+    Pass("settings.total_batch_size", run.share_batch),
     Pass("--auto-scale-lr", run.scale_rate),
     Pass("log of a short run", run.log_short_runs),
     Pass("optim_wrapper.accumulative_counts", run.save_whole_steps),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
 from mmengine.device import get_device
+from mmengine.dist import get_world_size
 from mmengine.logging import print_log
 from mmengine.registry import TRANSFORMS
 
-from vitdense.families import arguments
+from vitdense.families import arguments, is_whole
 from vitdense.mm.config.base import OF_WORKERS, Asked
 from vitdense.mm.config.query import SPLITS, as_list, find_class, hooks, nodes, type_name
 from vitdense.mm.errors import ConfigError
@@ -90,6 +91,19 @@ def test_in(cfg: Config, asked: Asked) -> None:
         cfg.test_cfg.fp16 = True
 
 
+def share_batch(cfg: Config, asked: Asked) -> None:
+    """Set the images per process to its share of ``settings.total_batch_size``, which accumulated iterations divide."""
+    total, counts = cfg.get("settings", {}).get("total_batch_size"), cfg.optim_wrapper.get("accumulative_counts", 1)
+    if total is None or not is_whole(counts):
+        return  # the checks report wrong counts
+    if total % (shares := get_world_size() * counts):
+        raise ConfigError(
+            f"settings.total_batch_size (--total-batch-size): got {total}, expected a multiple of {shares}: "
+            f"{get_world_size()} processes with {counts} iterations a step; give another number of images or processes"
+        )
+    cfg.train_dataloader.batch_size = total // shares
+
+
 def scale_rate(cfg: Config, asked: Asked) -> None:
     """Let mmengine scale the learning rate by the images per step."""
     if asked.auto_scale_lr:
@@ -113,7 +127,7 @@ def log_short_runs(cfg: Config, asked: Asked) -> None:
 def save_whole_steps(cfg: Config, asked: Asked) -> None:
     """Save checkpoints only after whole steps of accumulated gradients."""
     saves, counts = (cfg.get("default_hooks") or {}).get("checkpoint"), cfg.optim_wrapper.get("accumulative_counts", 1)
-    if not isinstance(counts, int) or counts < 1:
+    if not is_whole(counts):
         return  # the checks report it
     if saves and not saves.get("by_epoch", True) and (rest := saves.get("interval", 1) % counts):
         saves.interval += counts - rest

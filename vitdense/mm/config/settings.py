@@ -3,7 +3,8 @@
 ``settings = dict(max_epochs=12, image_size=640)`` changes the loop with its learning-rate schedule, and every size in
 the pipelines; so does ``image_size=(288, 512)``, height and width, where images are resized to one size.
 ``dict(log_to=["tensorboard", "wandb"])`` adds these loggers to the visualizer. ``dict(normalisation="own")`` permits
-another normalisation than the pretrained weights expect, which is refused else.
+another normalisation than the pretrained weights expect, which is refused else. ``dict(total_batch_size=16)`` shares
+the images of a step out among the processes, however many there are.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from vitdense.mm.errors import ConfigError
 
 LENGTHS = ("max_epochs", "max_iters")
 LOGGERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
-SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation")
+SETTINGS = (*LENGTHS, "image_size", "log_to", "normalisation", "total_batch_size")
 # Keys that are times in loops, schedulers, hooks and models, and the least useful value. ``end`` depends on ``begin``
 # and is scaled separately.
 TIMES = {

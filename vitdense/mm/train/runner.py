@@ -31,7 +31,11 @@ from vitdense.mm.train.guards import GUARDS, StepError, refuse
 from vitdense.mm.train.resume import go_on, stay_in
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
-SHORT_OF_MEMORY = ". Memory may be short: give fewer workers (train_dataloader.num_workers) or a larger /dev/shm"
+# Errors of torch if another process has ended, by a part of their text, and what to do.
+OTHERS_ENDED = {
+    "DataLoader worker": "Memory may be short: give fewer workers (train_dataloader.num_workers) or a larger /dev/shm",
+    "/gloo/": "Another process has ended; its last lines say why",
+}
 # Errors of SciPy for the costs of queries and objects, from mmdet and ours.
 COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
 # Records only for the log file, by text in their first lines.
@@ -169,10 +173,10 @@ class Runner(mmengine.runner.Runner):
                 raise
             raise ConfigError(f"{error}; {self._further()}") from error
         except (OSError, RuntimeError) as error:
-            is_torchs = isinstance(error, RuntimeError)  # raised if the system ended a worker
-            if is_torchs and "DataLoader worker" not in str(error):
+            what_to_do = [f". {text}" for part, text in OTHERS_ENDED.items() if part in str(error)]
+            if isinstance(error, RuntimeError) and not what_to_do:
                 raise
-            reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}{SHORT_OF_MEMORY if is_torchs else ''}"
+            reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}{''.join(what_to_do)}"
             raise ConfigError(f"{reason}; {self._further()}") from error
 
     def _further(self) -> str:
