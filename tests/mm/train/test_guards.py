@@ -424,16 +424,17 @@ def test_the_rate_is_scaled_by_the_images_of_a_step_of_the_optimizer(make):
     assert logged == [6, 12]
 
 
-def test_a_full_disk_is_one_line_that_names_the_saved_checkpoint(make, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(28, "full"), RuntimeError("[/third_party/gloo/pair.cc:5] closed by peer")])
+def test_a_full_disk_or_an_ended_process_is_one_line_that_names_the_saved_checkpoint(make, monkeypatch, error):
     put = AtomicLocalBackend.put
 
-    def full(self, obj, filepath):
+    def fails(self, obj, filepath):
         if "iter_3" in str(filepath):
-            raise OSError(28, "No space left on device")
+            raise error
         put(self, obj, filepath)
 
-    monkeypatch.setattr(AtomicLocalBackend, "put", full)
-    with pytest.raises(ConfigError, match=r"No space left on device; --resume goes on from iter_2\.pth"):
+    monkeypatch.setattr(AtomicLocalBackend, "put", fails)
+    with pytest.raises(ConfigError, match=r"(full|peer\. Another .*); --resume goes on from iter_2\.pth"):
         launch.train(make())
 
 
