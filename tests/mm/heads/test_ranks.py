@@ -1,23 +1,17 @@
 """Every head in two processes: the loss of one process with the same images, also where one has no objects."""
 
 import copy
-import random
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from conftest import HAS_RESEARCH, run_ranks
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATASETS, init_default_scope
-from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from vitdense.mm.config.base import build_model
-from vitdense.mm.config.load import load_config
-from vitdense.mm.config.query import drop_weights
+import shares
+from shares import config, fixed_draws, gradients
 
 pytestmark = [pytest.mark.long, pytest.mark.commands]
 # Losses that divide by the mean over the processes, or by pixels: two processes equal one with both images.
@@ -40,89 +34,20 @@ CASES = {
 # Of gradients, where they are further off than 5e-5: 1.7e-3 at a loss that is equal to 4e-7. It is rounding at a kink
 # (a ReLU, a bin of RoIAlign): in float64 the images one after the other give the gradient of the batch to 3e-16.
 BOUNDS = {("sparse_rcnn_swin_nano_shapes", "LoRA"): 5e-3}
-NANO = {"embed_dims": 32, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}  # of recipes that are not nano
-
-
-def config(name, **options):
-    cfg = load_config(name)
-    semantic = cfg.default_scope == "mmseg"
-    data = load_config("upernet_swin_nano_shapes" if semantic else "cascade_swin_nano_shapes").train_dataloader.dataset
-    if "eomt" in name:  # panoptic
-        data = cfg.train_dataloader.dataset
-    if name.endswith("_t_coco"):
-        cfg.model.backbone.arch = NANO
-        cfg.model.neck.in_channels = [32, 64, 128, 256]
-    drop_weights(cfg.model)
-    for part in (cfg.model.backbone, cfg.model.backbone.get("trunk", {})):
-        if "drop_path_rate" in part:
-            part.drop_path_rate = 0.0
-    trunk = cfg.model.backbone.get("trunk", cfg.model.backbone)  # of a ViT-Adapter
-    trunk.update({} if trunk.get("frozen_stages") == "all" else options)
-    return cfg, data
 
 
 @cache
 def images(name, folder):
-    cfg, data = config(name)
-    init_default_scope(cfg.default_scope)
-    data.update(data_root=f"{folder}/shapes/", draw=dict(num_train=40, num_val=1, image_size=(128, 128)))
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(0)
-    dataset = DATASETS.build(data)
-    groups = {}
-    for i in range(40):
-        item = dataset[i]
-        sample = item["data_samples"]
-        objects = len(sample.gt_instances) if "gt_instances" in sample else 1
-        if objects:
-            groups.setdefault((objects, item["inputs"].shape), []).append(item)
-    items = max(groups.values(), key=len)[:4]
-    assert len(items) == 4
-    return items
+    return shares.images(name, folder, 4, same=True)
 
 
 def example(name, folder, options):
-    items = images(name, str(folder))
-    cfg, _ = config(name, **options)
-    init_default_scope(cfg.default_scope)
-    for seed in (random.seed, np.random.seed, torch.manual_seed):
-        seed(0)
-    model = build_model(cfg)
-    model.init_weights()
-    model.train()
-    for module in model.modules():
-        if isinstance(module, (_BatchNorm, nn.Dropout, nn.Dropout2d)):
-            module.eval()
-    return model, copy.deepcopy(items)
-
-
-@contextmanager
-def fixed_draws():
-    """Points of masks and noise of boxes that do not depend on how many there are."""
-
-    def rand(*size, **options):
-        size = size[0] if isinstance(size[0], (tuple, list, torch.Size)) else size
-        drawn = np.random.default_rng(0).random([1, *size[1:]], np.float32)
-        return torch.from_numpy(drawn).expand(*size).clone()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "rand", rand)
-        patch.setattr(torch, "rand_like", lambda x: rand(x.shape))
-        patch.setattr(torch, "randint_like", lambda x, low, high, **options: (rand(x.shape) * high).to(x.dtype).floor())
-        yield
+    return shares.build(name, **options), copy.deepcopy(images(name, str(folder)))
 
 
 def backward(model, module, items, fixed):
-    torch.manual_seed(1)
-    data = module.data_preprocessor(pseudo_collate(copy.deepcopy(items)), True)
     with fixed_draws() if fixed else nullcontext():
-        loss, _ = module.parse_losses(model(**data, mode="loss"))
-    loss.backward()
-    return loss.detach()
-
-
-def gradients(module):
-    return torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+        return shares.backward(model, module, items)
 
 
 def alone(name, folder, case):
