@@ -20,13 +20,15 @@ pytestmark = pytest.mark.long
 SIDE = 200  # of an image
 META = {"classes": ("a", "b"), "thing_classes": ("a",), "keypoints": ("x", "y"), "sigmas": (0.05, 0.1)}
 COCO = {"metric": ["bbox", "segm", "proposal"], "proposal_nums": [1, 3, 100], "classwise": True}
+INSTANCES = [{"bbox": [30, 30, 80, 90], "bbox_label": 0, "mask": [[30, 30, 80, 30, 80, 90]]}]
 EXTENSIONS = [name for name in ("KeypointMetric", "OrientedMetric") if METRICS.get(f"vitdense.{name}")]
-ALONE = ("an image twice", "written", "by pycocotools")  # the first process evaluates all images
+ALONE = ("truth in samples", "an image twice", "written", "by pycocotools")  # the first process evaluates all images
 CASES = {  # metric, arguments, images; nothing is found in odd ones
     "coco": ("CocoMetric", COCO, range(7)),
     "fewer images than processes": ("CocoMetric", COCO, (4,)),
     "nothing found": ("CocoMetric", COCO, (1, 3, 5)),
     "joined files": ("CocoMetric", {**COCO, "ann_file": None}, ("b2", "a4", "b1", "b4", "a0")),
+    "truth in samples": ("CocoMetric", {**COCO, "ann_file": None}, range(7)),
     "an image twice": ("CocoMetric", COCO, (0, 1, 2, 0)),
     "written": ("CocoMetric", {**COCO, "outfile_prefix": "found"}, range(7)),
     "by pycocotools": ("CocoMetric", {**COCO, "engine": "pycocotools"}, range(7)),
@@ -82,9 +84,14 @@ def evaluated(folder, case, rank, world):
 
     metric.figures = keep
     repeated = images * world if len(images) > 1 else images  # as by samplers that round up, or do not
-    for file, image in repeated[rank : -(-len(images) // world) * world : world]:
-        metric.process({}, [sample(folder / f"{file}.json", int(image))])
-    return metric.evaluate(len(images)), curves
+    for _ in range(2):  # validations
+        for file, image in repeated[rank : -(-len(images) // world) * world : world]:
+            one = sample(folder / f"{file}.json", int(image))
+            if case == "truth in samples":
+                one |= {"img_id": int(image), "instances": INSTANCES}
+            metric.process({}, [one])
+        values = metric.evaluate(len(images))
+    return values, curves
 
 
 def summed(folder, kind, rank, world):

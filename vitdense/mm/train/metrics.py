@@ -60,8 +60,8 @@ class CocoMetric(mmdet_metrics.CocoMetric):
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         """Collect predictions, as mmdet does; without an annotation file it also takes the truth from the samples."""
-        if self._coco_api is None and all(isinstance(one["img_id"], ImageId) for one in data_samples):
-            self._coco_api = Truth({})
+        if self._coco_api is None or None in self._coco_api.contents:  # the last truth was in samples
+            self._coco_api = Truth({}) if all(isinstance(one["img_id"], ImageId) for one in data_samples) else None
         super().process(data_batch, data_samples)
 
     def evaluate(self, size: int) -> dict[str, float]:
