@@ -71,12 +71,8 @@ def scaled(rows: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def terms(found: Tensor, wanted: Tensor, areas: Tensor) -> dict[str, Tensor]:
     """Losses by name, 0 to 1, ``[...]``: of Gaussians 1 - 1 / (1 + log(1 + divergence)), and of phases.
 
-    The latter is (1 - cosine of 4 times the difference) / 2, times how square the object is.
-
-    Args:
-        found: Rows ``[..., 7]``, 0 to 1 of the map.
-        wanted: Rows, and the ratio of the map's width to its height, ``[..., 8]``.
-        areas: Not used.
+    The latter is (1 - cosine of 4 times the difference) / 2, times how square the object is. Found are rows
+    ``[..., 7]``, 0 to 1 of the map; wanted rows, and the ratio of the map's width to its height, ``[..., 8]``.
     """
     _, _, v, w, c, *_ = scaled(wanted[..., :7], wanted[..., 7], torch.ones_like(wanted[..., 7])).unbind(-1)
     squareness = 4 * (v * w - c * c) / (v + w).square().clamp(min=LEAST**2)

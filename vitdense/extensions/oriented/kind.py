@@ -21,9 +21,8 @@ class Checks(AnnotatedSet):
         found = list(corner_faults(content, self.classes))
         samples.faults += found
         if not any(fault.grave for fault in found):
-            samples.rows.append(
-                f"oriented boxes: {sum('corners' in one for one in with_corners(content)['annotations'])}"
-            )
+            number = sum("corners" in one for one in with_corners(content)["annotations"])
+            samples.rows.append(f"oriented boxes: {number}")
         return samples
 
     def faults(self, first: bool, trained: Collection[str]) -> Iterator[Fault]:

@@ -67,11 +67,7 @@ class OrientedMetric(FasterCocoMetric):
 def write_results(prefix: Path, classes: Sequence[str], names: Sequence[str], found: Sequence[Mapping]) -> None:
     """Write DOTA's results of task 1, ``{prefix}.Task1_{class}.txt``: image, score and corners in a line.
 
-    Args:
-        prefix: Start of the paths.
-        classes: Names.
-        names: Names of the images, without suffix.
-        found: For each image ``labels``, ``scores`` and ``corners``, ``[N, 4, 2]`` in pixels.
+    `names` are of the images, without suffix; each has ``labels``, ``scores`` and ``corners``, ``[N, 4, 2]`` in pixels.
     """
     for label, name in enumerate(classes):
         with atomic_write(Path(f"{prefix}.Task1_{name}.txt")) as scratch, scratch.open("w", encoding="utf-8") as file:

@@ -1,7 +1,8 @@
 """Operations on oriented boxes in plain torch: overlap, NMS, RoIAlign and distances of Gaussians.
 
 Boxes are (cx, cy, w, h, angle) with a clockwise angle in degrees, as in `boxes`; sides in any order and any angle give
-the same results. Every operation runs on any device; all but the choice of `nms_rotated` can be differentiated.
+the same results. Shapes are boxes [..., 5], or polygons [..., P, 2]: corners in order, either way round, of a polygon
+that does not cross itself. Every operation runs on any device; all but the choice of `nms_rotated` have gradients.
 """
 
 import torch
@@ -15,10 +16,6 @@ PAIRS = 2**18  # computed at once: 60 MB of float32 without gradients
 CELLS = 2**22  # of the table of pairs that are looked at together
 LEAST = 1e-7  # least variance of a Gaussian, so that slivers have one
 SMALLEST = 1e-14  # area below which a box overlaps nothing, as in mmcv
-
-
-# Shapes are boxes [..., 5], or polygons [..., P, 2]: corners in order, either way round, of a polygon that does not
-# cross itself.
 
 
 def box_iou_rotated(a: Tensor, b: Tensor, aligned: bool = False, mode: str = "iou") -> Tensor:

@@ -90,9 +90,7 @@ class Corners(BaseBoxes):
     find_inside_points = from_instance_masks = _refuse
 
     @staticmethod
-    def overlaps(
-        boxes1: "Corners", boxes2: "Corners", mode: str = "iou", is_aligned: bool = False, eps: float = 1e-6
-    ) -> Tensor:
+    def overlaps(boxes1: "Corners", boxes2: "Corners", mode: str = "iou", is_aligned: bool = False, **_: Any) -> Tensor:
         return box_iou_rotated(boxes1.points, boxes2.points, is_aligned, mode)
 
 
