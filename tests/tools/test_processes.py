@@ -111,7 +111,7 @@ def start_node(config, work_dir, port, *options, nodes="2", is_host="", restarts
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", *launch, *training],
         cwd=REPO,
-        env={**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        env={**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1" if is_host else "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
