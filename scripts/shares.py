@@ -30,27 +30,23 @@ from vitdense.mm.config.query import drop_weights
 from zoo import REPO, filled, table
 
 PAGE, HEADING = REPO / "docs/parity.md", "Shares of a step"
-HEAD = "| model | 4 x the same 2 | 4 x 2 images | 2 processes x 4 | 2 processes, 4 x 1 | divides by | terms |"
+HEAD = "| model | 4 x the same 2 | 4 x 2 images | 2 processes x 4 | 2 processes, 4 x 1 | divides by |"
 IMAGES = 8
 SHARES = ((1, 4, 2), (1, 4, 8), (2, 1, 8), (2, 4, 8))  # processes, accumulated iterations, images of the eight
 SAMPLES = "samples of an iteration and process"
 OBJECTS = "objects of an iteration"
-RFDETR = "1e-5, `tests/mm/heads/test_rfdetr.py`"
-ROWS = {  # recipe: name, what its losses divide by if not by images or pixels, and the proof of its terms
-    "cascade_swin_nano_shapes": ("Cascade Mask R-CNN", SAMPLES, ""),
-    "upernet_swin_nano_shapes": ("UPerNet", "", ""),
-    "atss_swin_nano_shapes": ("ATSS", "positive samples of an iteration", ""),
-    "rfdetr_nano_shapes": ("RF-DETR", OBJECTS, RFDETR),
-    "rfdetr_seg_nano_shapes": ("RF-DETR Seg", OBJECTS, RFDETR),
-    "rfdetr_keypoints_nano_figures": (
-        *("RF-DETR keypoints", OBJECTS),
-        "1e-5, `tests/extensions/keypoints/test_rfdetr_keypoints.py`",
-    ),
-    "lwdetr_t_coco": ("LW-DETR", OBJECTS, ""),
-    "eomt_nano_shapes": ("EoMT", OBJECTS, ""),
-    "pmt_deit_t_camvid": ("PMT", OBJECTS, ""),
-    "mask2former_swin_nano_shapes": ("Mask2Former", f"{OBJECTS}; class weights of an iteration and process", ""),
-    "dino_swin_nano_shapes": ("DINO", f"{OBJECTS}; groups of noise, by the most objects of an image", ""),
+ROWS = {  # recipe: name, and what its losses divide by if not by images or pixels
+    "cascade_swin_nano_shapes": ("Cascade Mask R-CNN", SAMPLES),
+    "upernet_swin_nano_shapes": ("UPerNet", ""),
+    "atss_swin_nano_shapes": ("ATSS", "positive samples of an iteration"),
+    "rfdetr_nano_shapes": ("RF-DETR", OBJECTS),
+    "rfdetr_seg_nano_shapes": ("RF-DETR Seg", OBJECTS),
+    "rfdetr_keypoints_nano_figures": ("RF-DETR keypoints", OBJECTS),
+    "lwdetr_t_coco": ("LW-DETR", OBJECTS),
+    "eomt_nano_shapes": ("EoMT", OBJECTS),
+    "pmt_deit_t_camvid": ("PMT", OBJECTS),
+    "mask2former_swin_nano_shapes": ("Mask2Former", f"{OBJECTS}; class weights of an iteration and process"),
+    "dino_swin_nano_shapes": ("DINO", f"{OBJECTS}; groups of noise, by the most objects of an image"),
 }
 NANO = {"embed_dims": 32, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 16)}  # of recipes that are not nano
 
@@ -193,8 +189,8 @@ def main() -> None:
         for processes in (1, 2):  # the first draws the data
             torch.multiprocessing.spawn(compute, (processes, folder, names), nprocs=processes)
         rows = [
-            (title, *(difference(name, folder, *share) for share in SHARES), divisor, terms)
-            for name, (title, divisor, terms) in ROWS.items()
+            (title, *(difference(name, folder, *share) for share in SHARES), divisor)
+            for name, (title, divisor) in ROWS.items()
             if name in names
         ]
     print(table(HEAD, rows))
