@@ -223,7 +223,7 @@ def config_text(args: argparse.Namespace, data: Data) -> str:
         patterns = [CLASS_HEADS, *(labels.fresh if labels else ())]
         fresh = {"exact_load": {"fresh": [Name(f'r"{pattern}"') for pattern in patterns]}}
         fresh["exact_load"] |= {"channels": "mean"} if read else {}
-        lines.append(f"default_hooks = {code(fresh)}  # everything but the classes is from COCO")
+        lines.append(f"default_hooks = {code(fresh)}  # the rest is from COCO")
     kind = labels.dataset if labels else TYPES.get(args.task)
     lines += _data_lines(cfg, data, kind, read, left_out, wrapped)
     if evaluator:
