@@ -16,12 +16,13 @@ MANY = 0.2  # share at which tiles are named
 
 
 def after(args: argparse.Namespace, cfg: "Config", faults: "Sequence[Fault]", sets: "Sequence[DataSet]") -> None:
-    from vitdense.mm.checks.sets import AnnotatedSet
+    from vitdense.mm.checks.sets import AnnotatedSet, PanopticSet
     from vitdense.mm.config.query import has_one_size, image_size
     from vitdense.mm.config.settings import shown
     from vitdense.mm.data.coco import parse
 
-    found = [one for one in sets if one.training and one.is_described and type(one) is AnnotatedSet]
+    found = [one for one in sets if isinstance(one, AnnotatedSet) and not isinstance(one, PanopticSet)]
+    found = [one for one in found if one.training and one.is_described]
     if not found or any(fault.grave for fault in faults):
         return
     side, size = cfg.train_dataloader.dataset.get("side"), image_size(cfg)
