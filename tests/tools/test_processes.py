@@ -117,6 +117,13 @@ def start_node(config, work_dir, port, *options, nodes="2", is_host="", restarts
     )
 
 
+def kill(node):
+    """A node with its process, which would live on."""
+    started = psutil.Process(node.pid).children(recursive=True)
+    for process in (node, *started):
+        process.kill()
+
+
 def wait_for(node, happened):
     while not happened():
         assert node.poll() is None, "it ended before"
@@ -132,7 +139,7 @@ def test_a_killed_node_costs_the_steps_since_the_last_checkpoint(config, tmp_pat
         nodes = [start_node(config, work_dir, port + killed, "--iters", "30") for _ in range(2)]
         if name == "killed":
             wait_for(nodes[0], (work_dir / "iter_10.pth").exists)
-            nodes[killed].kill()
+            kill(nodes[killed])
             assert [node.wait(timeout=120) != 0 for node in nodes] == [True, True]
             assert not (work_dir / "iter_30.pth").exists()
             nodes = [start_node(config, work_dir, port + 10 + killed, "--iters", "30") for _ in range(2)]
@@ -158,8 +165,7 @@ def test_nodes_that_come_and_go_make_the_steps_of_one_process(tmp_path):
 
     nodes = [start("true"), start("false"), start("false")]
     wait_for(nodes[0], (tmp_path / "many/iter_10.pth").exists)
-    for process in (psutil.Process(nodes[2].pid), *psutil.Process(nodes[2].pid).children(recursive=True)):
-        process.kill()
+    kill(nodes[2])
     wait_for(nodes[0], lambda: len([*tmp_path.glob("many/*/*.log")]) == 2)
     nodes[2] = start("false")
     assert [node.wait(timeout=400) for node in nodes] == [0, 0, 0]
