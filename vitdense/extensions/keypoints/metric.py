@@ -25,6 +25,13 @@ class KeypointMetric(FasterCocoMetric):
         ConfigError: Results have no keypoints, or the sigmas are missing or do not fit their number.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.format_only:
+            raise ConfigError(
+                "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"
+            )
+
     def read(self, source: Source) -> Mapping:
         """The content of an annotation file, its keypoints reordered by name as in the data, once they are known."""
         content = super().read(source)
@@ -50,14 +57,6 @@ class KeypointMetric(FasterCocoMetric):
                 raise ConfigError("metric of keypoints: got results without; --tta has none, nor has another model")
             found["keypoints"] = sample["pred_instances"]["keypoints"].cpu().numpy()
 
-    def compute_metrics(self, results: list) -> dict[str, float]:
-        """Metrics of boxes, and ``keypoints_mAP`` and the other `ITEMS` of keypoints."""
-        if self.format_only:
-            raise ConfigError(
-                "metric of keypoints: got format_only=True; `vitdense predict` writes results of images without labels"
-            )
-        return super().compute_metrics(results)
-
     def inputs(self, found: Sequence[Mapping]) -> Iterator[tuple[str, dict]]:
         yield from super().inputs(found)
         sigmas, number = list(self.dataset_meta.get("sigmas", ())), found[0]["keypoints"].shape[1]
@@ -71,6 +70,7 @@ class KeypointMetric(FasterCocoMetric):
         yield "keypoints", self._input("keypoints", found, {"keypoints": points}, **options)
 
     def figures(self, name: str, evaluation: Evaluation | None) -> dict[str, float]:
+        """The values of boxes; for ``keypoints``, ``keypoints_mAP`` and the other `ITEMS`."""
         if name != "keypoints":
             return super().figures(name, evaluation)
         figures = figures_of(evaluation) if evaluation else dict.fromkeys(ITEMS, 0.0)

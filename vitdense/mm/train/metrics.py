@@ -67,9 +67,11 @@ class CocoMetric(mmdet_metrics.CocoMetric):
     def evaluate(self, size: int) -> dict[str, float]:
         """As in mmengine, but each process matches its own images by hotcoco, and the first adds the matches up.
 
-        The first has all results if they are written or kept, without a truth in files, or if an image comes twice.
+        The first has all results if they are written or kept, without a truth in files, if an image comes twice, or for
+        a class with a `compute_metrics` of its own.
         """
         keeps = self.outfile_prefix or self.evaluations is not None
+        keeps = keeps or type(self).compute_metrics is not CocoMetric.compute_metrics
         if get_world_size() > 1 and not keeps and self.engine == "hotcoco" and coco_engines.has_threads():
             ids, some = [truth["img_id"] for truth, _ in self.results], any(len(x["bboxes"]) for _, x in self.results)
             parts, found = zip(*all_gather_object((ids, some)))
