@@ -32,9 +32,10 @@ from vitdense.mm.train.resume import go_on, stay_in
 from vitdense.mm.work_folder import CHECKPOINT, WorkFolder
 
 # Errors of torch if another process has ended, by a part of their text, and what to do.
+ENDED = "Another process has ended; its last lines say why"
 OTHERS_ENDED = {
     "DataLoader worker": "Memory may be short: give fewer workers (train_dataloader.num_workers) or a larger /dev/shm",
-    "/gloo/": "Another process has ended; its last lines say why",
+    **{"Connection closed by peer": ENDED, "Connection reset by peer": ENDED},
 }
 # Errors of SciPy for the costs of queries and objects, from mmdet and ours.
 COSTS_NOT_FINITE = ("matrix contains invalid numeric entries", "cost matrix is infeasible")
@@ -173,8 +174,9 @@ class Runner(mmengine.runner.Runner):
                 raise
             raise ConfigError(f"{error}; {self._further()}") from error
         except (OSError, RuntimeError) as error:
-            what_to_do = [f". {text}" for part, text in OTHERS_ENDED.items() if part in str(error)]
-            if isinstance(error, RuntimeError) and not what_to_do:
+            is_torchs = isinstance(error, RuntimeError)
+            what_to_do = [f". {text}" for part, text in OTHERS_ENDED.items() if is_torchs and part in str(error)]
+            if is_torchs and not what_to_do:
                 raise
             reason = f"iteration {self.iter}: {str(error).splitlines()[-1]}{''.join(what_to_do)}"
             raise ConfigError(f"{reason}; {self._further()}") from error
