@@ -8,6 +8,7 @@ import numpy as np
 from mmcv.transforms import BaseTransform
 
 from vitdense.mm.config.query import type_name
+from vitdense.mm.data.coco import has_box
 from vitdense.mm.data.images import by, header_size, keeps_orientation
 from vitdense.mm.errors import ConfigError
 from vitdense.mm.registry import DATASETS, TRANSFORMS
@@ -123,11 +124,12 @@ def shares_of(boxes: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> np.n
 
 
 def densest_of(content: Mapping[str, Any], side: int | Sequence[int], overlap: float) -> int:
-    """Most objects of a COCO file that a tile sees."""
+    """Most objects of a COCO file that a tile sees, without crowds."""
     boxes: dict[Any, list] = {image["id"]: [] for image in content["images"]}
-    for one in content["annotations"]:
-        x, y, width, height = one["bbox"]
-        boxes[one["image_id"]].append([x, y, x + width, y + height])
+    for one in content.get("annotations", ()):
+        if has_box(one) and not one.get("iscrowd") and one["image_id"] in boxes:
+            x, y, width, height = one["bbox"]
+            boxes[one["image_id"]].append([x, y, x + width, y + height])
     densest = 0
     for image in content["images"]:
         size, of_image = (image["width"], image["height"]), np.array(boxes[image["id"]]).reshape(-1, 4)
