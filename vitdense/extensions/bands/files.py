@@ -53,7 +53,7 @@ def read(path: str | Path, place: Any = ...) -> np.ndarray:
         import tifffile
 
         pixels = image.asarray() if image.dataoffset is None else tifffile.memmap(path, mode="r")
-        return np.array(_with_bands_last(pixels, image.axes)[place])
+        return np.array(_with_bands_last(pixels, image.axes)[place], image.dtype)
 
 
 def geo_keys(path: str | Path) -> Mapping[str, Any]:

@@ -63,10 +63,10 @@ def transform_of(path: str | Path) -> tuple[np.ndarray, int]:
         (x, y, _), origin = tie[:3], tie[3:5]
         matrix = np.array([[scale[0], 0, origin[0] - x * scale[0]], [0, -scale[1], origin[1] + y * scale[1]]])
     else:
-        got = f"got {tie.size // 6} tie points, and no scale" if tie.size else "got no transform"
+        has_scale = "no scale" if scale is None else "a scale"
         raise ConfigError(
-            f"image {path}: {got}, expected a GeoTIFF with ModelPixelScale and one tie point, "
-            "or with ModelTransformation; gdalwarp writes one"
+            f"image {path}: got no transform ({tie.size // 6} tie points, {has_scale}), expected a GeoTIFF with "
+            "ModelPixelScale and one tie point, or with ModelTransformation; gdalwarp writes one"
         )
     if code not in EPSG:
         raise ConfigError(f"image {path}: got no EPSG code of its coordinates, expected one; gdal_edit -a_srs sets it")
