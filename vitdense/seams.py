@@ -101,9 +101,9 @@ def options_of(command: str) -> list[ModuleType]:
     - ``images(args, cfg, trunk, paths)``, for ``new``: the step that reads the training images, other values of the
       config by dotted keys, and types of steps to leave out; or None;
     - for ``images``, which is no command, ``size(path)``: width and height of a file that Pillow cannot read, or None;
-      ``picture(path)``: what a picture shows of it; ``in_windows(step)``:
-      a step that reads an image where it is sliced, or None; ``examiner(steps, cfg)``: a pipeline's
-      `vitdense.mm.data.images.read_image_file`, or None; for ``report``, ``shared(...)``: IoUs of oriented boxes;
+      ``picture(path)``: what a picture shows of it; ``in_windows(step)``: a step that reads an image where it is
+      sliced, or None; ``examiner(steps, cfg)``: a pipeline's `vitdense.mm.data.images.read_image_file`, or None;
+    - for ``report``, ``shared(...)``: IoUs of oriented boxes;
     - ``labels(args)``, for ``new detection``: a `vitdense.mm.config.own_data.Labels`, or None;
     - for ``export``, ``forms()`` and ``finder(model)``: replacements of modules by their classes, and a
       `vitdense.mm.export.detectors.Finder`, or None; ``check(args, model)`` before it, and
