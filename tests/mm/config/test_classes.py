@@ -92,9 +92,20 @@ def test_dict_for_the_list_of_cascade_heads_is_refused(mine):
         mine("model = dict(roi_head=dict(bbox_head=dict(num_classes=3)))")
 
 
-def test_misspelt_argument_of_a_data_loader_is_refused(mine):
-    cfg = mine("train_dataloader['batchsize'] = 2")
-    with pytest.raises(ConfigError, match="train_dataloader: got batchsize"):
+@pytest.mark.parametrize(
+    ("line", "parent", "message"),
+    [
+        ("train_dataloader['batchsize'] = 2", "cascade_swin_nano_coco", "train_dataloader: got batchsize"),
+        (
+            "train_dataloader['dataset'].update(foo=2, ann_file='', data_prefix=dict(img_path='', seg_map_path=''))",
+            "upernet_swin_nano_camvid",
+            "train_dataloader.*argument 'foo'",
+        ),
+    ],
+)
+def test_misspelt_argument_of_a_data_loader_is_refused(mine, line, parent, message):
+    cfg = mine(line, parent)
+    with pytest.raises(ConfigError, match=message):
         check(cfg, ("train",))
 
 

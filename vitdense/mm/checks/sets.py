@@ -15,6 +15,7 @@ from mmengine.dataset import BaseDataset
 from mmengine.registry import DATASETS
 
 from vitdense.mm.config import query
+from vitdense.mm.config.base import explained
 from vitdense.mm.config.limits import as_options, raised_limits
 from vitdense.mm.data import coco, panoptic
 from vitdense.mm.data.coco import DOUBLES, parse, used
@@ -269,7 +270,8 @@ class MapSet(DataSet):
     @cached_property
     def listed(self) -> tuple[BaseDataset, list[dict]]:
         """mmseg's data set, which lists the files, and its entries of images."""
-        built = build_dataset(self.dataset)
+        with explained(self.cfg):
+            built = build_dataset(self.dataset)
         return built, [built.get_data_info(i) for i in range(len(built))]
 
     def read(self) -> Samples:
