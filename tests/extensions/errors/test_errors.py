@@ -256,6 +256,35 @@ def test_pixels_and_segments_are_those_of_the_metrics(tmp_path):
         assert page.read_text().count("<img") == 3
 
 
+def test_damaged_label_maps_are_the_first_suspects(tmp_path):
+    mmseg = pytest.importorskip("mmseg.evaluation")
+    rng, samples, damaged = np.random.default_rng(9), [], set()
+    metric = mmseg.IoUMetric(ignore_index=255, collect_device="cpu")
+    metric.dataset_meta = {"classes": ("ground", *CLASSES)}
+    looked = Maps(metric)
+    for i in range(10):
+        image, truth = tmp_path / f"{i}.png", np.zeros((400, 600), int)
+        cv2.imwrite(str(image), np.full((400, 600, 3), 90, np.uint8))
+        for x in (20, 220, 420):
+            truth[100:200, x : x + 150] = rng.integers(1, 4)
+        logits = 4.0 * np.eye(4)[truth].transpose(2, 0, 1) + rng.normal(0, 0.5, (4, 400, 600))
+        logits[:, 300:360, 60:400] = np.array([0.3, 0.5, 0, 0]).reshape(4, 1, 1)  # large, and the model is not sure
+        logits[:, :, 10] = np.eye(4)[3].reshape(4, 1) * 5  # sure, and thin
+        if i % 2:
+            truth[100:200, 220:370] = 0 if i % 4 == 1 else truth[100, 230] % 3 + 1
+            damaged.add(image.name)
+        data = {"gt_sem_seg": truth[None], "pred_sem_seg": logits.argmax(0)[None], "seg_logits": logits}
+        samples.append({key: {"data": torch.tensor(one)} for key, one in data.items()} | {"img_path": str(image)})
+    metric.process({}, samples)
+    looked.process({}, samples)
+    metric.evaluate(10), looked.evaluate(10)
+    page = report.write_report(tmp_path / "page", report.Tested("model", {}, [looked]))
+    rows = json.loads((page.parent / "suspects.json").read_text())
+    assert {row["file_name"] for row in rows[:5]} == damaged
+    assert all(row["bbox"] == pytest.approx([220, 100, 150, 100], abs=2) for row in rows[:5])
+    assert "found as" in page.read_text()
+
+
 @pytest.mark.long
 def test_several_models_side_by_side(tmp_path):
     data = draw_dataset(tmp_path / "shapes", num_train=1, num_val=2, image_size=(64, 64))

@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 import cv2
 import hotcoco
 import numpy as np
+import torch
 from mmengine.evaluator import BaseMetric
+from torch.nn import functional
 
 from vitdense.extensions.errors import page
-from vitdense.extensions.errors.pictures import SIDE, Figures
+from vitdense.extensions.errors.pictures import FOUND, SIDE, Figures
+from vitdense.extensions.errors.suspects import MOST, OF_SUSPECTS
 from vitdense.mm.data.panoptic import read_ids
 from vitdense.results import draw
 
@@ -19,9 +22,20 @@ METRICS = ("IoUMetric", "PanopticMetric")  # metrics of segmentors and of panopt
 VOID = 65535  # pixels that do not count
 SHOWN = 32  # images
 LEGEND = "Left the truth, right what was found, where it is wrong"
+DOUBTS = 20  # regions of an image
 INSTANCE_OFFSET = 1000  # mmdet's: the id of a segment is its label + 1000 * number
 # `count_segments` -> the two sums of a class whose quotient is its quality
 QUALITY = np.array([[1, 0], [0, 1], [0, 0.5], [0, 0.5]])
+
+
+class Doubt(NamedTuple):
+    """Pixels of one class, side by side, that are found as another."""
+
+    path: str
+    score: float  # higher is more certainly a wrong label: minus the mean logarithm of its share, times pixels ** (1/4)
+    box: np.ndarray  # x, y, width, height in pixels of the image
+    label: int
+    found: int
 
 
 class Looked(NamedTuple):
@@ -50,6 +64,7 @@ class Maps(BaseMetric):
         self.names = [*metric.dataset_meta["classes"], "nothing"]
         self.colours = np.array([*draw.distinct_colours(len(self.names) - 1), (255, 255, 255)], np.uint8)
         self.confusion, self.segments = np.zeros([len(self.names)] * 2, np.int64), 0
+        self.doubts: list[Doubt] = []
 
     def process(self, data_batch: Any, data_samples: Sequence[dict]) -> None:
         classes = len(self.dataset_meta["classes"])
@@ -66,6 +81,9 @@ class Maps(BaseMetric):
                 self.segments, counts = self.segments + of_segments, of_segments @ QUALITY
             size = [max(1, round(side * scale)) for side in truth.shape[::-1]]
             small = [cv2.resize(one.astype(np.uint16), size, interpolation=cv2.INTER_NEAREST) for one in (truth, found)]
+            logits = sample.get("seg_logits", {}).get("data", ())
+            if len(logits) == classes:
+                self.doubts += _doubts(sample["img_path"], *small, logits, scale)
             wrong = 1 - float(right.sum() / max(confusion.sum(), 1))
             self.results.append(Looked(sample["img_path"], wrong, confused(self.names, confusion), counts, *small))
 
@@ -88,17 +106,34 @@ class Maps(BaseMetric):
         rows = [{"class": name, **dict(zip(columns, row))} for name, *row in zip(self.names, *columns.values())]
         return {"table": rows, "confusion": {"classes": self.names, "matrix": self.confusion.tolist()}}
 
-    def views(self, path: str, figures: Figures) -> list[np.ndarray]:
-        """The truth of an image, and what was found where that is wrong; empty if the image cannot be read."""
+    def suspects(self, figures: Figures) -> tuple[list[dict[str, Any]], list[str]]:
+        """Regions whose labels look wrong, the worst first, as rows of a file and as pictures; none without logits."""
+        rows, made = [], []
+        for one in sorted(self.doubts, key=lambda one: -one.score)[:MOST]:
+            reason = f"marked as {self.names[one.label]}, found as {self.names[one.found]}"
+            score, box = round(one.score, 4), np.round(one.box, 2).tolist()
+            rows.append({"file_name": Path(one.path).name, "bbox": box, "score": score, "reason": reason})
+            if len(rows) <= OF_SUSPECTS:
+                made.append(figures.add(one.path, self.views(one.path, figures, one.box), f"{len(rows)}. {reason}"))
+        return rows, made
+
+    def views(self, path: str, figures: Figures, box: Sequence[float] = ()) -> list[np.ndarray]:
+        """The truth of an image, and what was found where that is wrong; empty if the image cannot be read.
+
+        `box` is drawn; x, y, width and height in pixels of the image."""
         pixels, one = figures.read(path), self.images[path]
         if pixels is None:
             return []
         small = cv2.resize(pixels, one.truth.shape[::-1], interpolation=cv2.INTER_AREA)
         counts = one.truth != VOID
-        return [
+        views = [
             np.where(shown[..., None], draw.overlay(small, labels.clip(max=len(self.names) - 1), self.colours), small)
             for shown, labels in ((counts, one.truth), (counts & (one.truth != one.found), one.found))
         ]
+        if len(box):
+            place = np.round(np.multiply(box, len(small) / len(pixels))).astype(int).tolist()
+            views = [cv2.rectangle(view, place, FOUND, 2) for view in views]
+        return views
 
     def pictures(self, figures: Figures) -> str:
         """The section with pictures of the images with most wrong pixels."""
@@ -114,6 +149,19 @@ class Maps(BaseMetric):
         shades = [f"rgb({r} {g} {b})" for r, g, b in self.colours.tolist()]
         names = [f'<b style="border-bottom: 4px solid {x}">{escape(name)}</b>' for x, name in zip(shades, self.names)]
         return f"<p>{' &ensp; '.join(names)}</p>"
+
+
+def _doubts(path: str, truth: np.ndarray, found: np.ndarray, logits: torch.Tensor, scale: float) -> list[Doubt]:
+    """The regions of small maps [h, w] whose labels are least likely by the logits [C, H, W] of the image."""
+    logits = functional.interpolate(logits[None].float(), truth.shape, mode="bilinear").log_softmax(1)[0].cpu().numpy()
+    wrong, doubts = (truth != found) & (truth != VOID), []
+    for label, other in np.unique(np.stack([truth[wrong], found[wrong]], 1), axis=0).tolist():
+        region = wrong & (truth == label) & (found == other)
+        _, marks, sizes, _ = cv2.connectedComponentsWithStats(region.astype(np.uint8))
+        sums = np.bincount(marks[region], logits[label][region], len(sizes))
+        for total, (*box, pixels) in zip(sums[1:].tolist(), sizes[1:].tolist()):
+            doubts.append(Doubt(path, -total / pixels**0.75, np.divide(box, scale), label, other))
+    return sorted(doubts, key=lambda one: -one.score)[:DOUBTS]
 
 
 def confused(names: Sequence[str], confusion: np.ndarray) -> str:

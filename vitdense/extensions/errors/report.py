@@ -13,7 +13,7 @@ from vitdense.extensions.errors import page
 from vitdense.extensions.errors.maps import METRICS, Maps
 from vitdense.extensions.errors.objects import Judged
 from vitdense.extensions.errors.pictures import FOUND, Drawn, Figures
-from vitdense.extensions.errors.suspects import as_results, suspects
+from vitdense.extensions.errors.suspects import OF_SUSPECTS, as_results, suspects
 from vitdense.extensions.page import write_page
 from vitdense.mm.errors import ConfigError
 from vitdense.runtime import SCORE
@@ -22,7 +22,6 @@ from vitdense.seams import ask
 if TYPE_CHECKING:
     from mmengine.runner import Runner
 
-OF_SUSPECTS = 40  # figures
 NAMES = {"bbox": "Boxes", "segm": "Masks", "obb": "Oriented boxes", "keypoints": "Keypoints", "pixels": "Pixels"}
 
 
@@ -84,25 +83,31 @@ def write_report(target: Path, tested: Tested) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     metrics = {name: None if math.isnan(value) else value for name, value in tested.metrics.items()}  # no NaN in JSON
     page.write_json(target / "metrics.json", {"model": tested.name, "metrics": metrics, **values})
-    shown, labels = tested.parts[-1], ""
+    shown = tested.parts[-1]
     figures = Figures(shown.paths, shown.called)
     if isinstance(shown, Maps):
         verdict = ", ".join(f"<b>{name} {value:.2f}</b>" for name, value in tested.metrics.items())
     else:
-        labels = _labels(target, tested.parts[0], shown, figures)  # first, while there is room
         verdict = "; ".join(f"<b>{name} {number}</b>" for name, number in shown.counts().items()) + f" {shown.at()}"
+    labels = _labels(target, tested.parts[0], shown, figures)  # first, while there is room
     sections = [page.numbers(NAMES[kind], of) for kind, of in values.items()]
     body = "".join([shown.pictures(figures), labels, figures.notes(), *sections])
     write_page(path, f"Test of {Path(tested.name).stem}", f"{tested.name}, vitdense {__version__}", verdict, body)
     return path
 
 
-def _labels(target: Path, boxes: Judged, shown: Judged, figures: Figures) -> str:
-    """The section of labels that look wrong by their boxes, and their file."""
-    found, made = suspects(boxes), []
-    page.write_json(target / "suspects.json", as_results(found, boxes))
-    for i, one in enumerate(found[:OF_SUSPECTS], 1):
-        about, more = one.object and one.object["id"], [Drawn(one.boxes[0], "", FOUND)]
-        made.append(shown.figure(figures, one.image, one.boxes, f"{i}. {one.reason}", about=about, more=more))
-    note = f"{len(found)} suspects, the most certain first; suspects.json has all of them, with ids and boxes."
+def _labels(target: Path, first: Judged | Maps, shown: Judged | Maps, figures: Figures) -> str:
+    """The section of labels that look wrong, by their boxes or pixels, and their file."""
+    if isinstance(first, Maps):
+        rows, made = first.suspects(figures)
+        if not rows:
+            return ""
+    else:
+        found, made = suspects(first), []
+        rows = as_results(found, first)
+        for i, one in enumerate(found[:OF_SUSPECTS], 1):
+            about, more = one.object and one.object["id"], [Drawn(one.boxes[0], "", FOUND)]
+            made.append(shown.figure(figures, one.image, one.boxes, f"{i}. {one.reason}", about=about, more=more))
+    page.write_json(target / "suspects.json", rows)
+    note = f"{len(rows)} suspects, the most certain first; suspects.json has all of them, with boxes."
     return page.section("Labels that look wrong", note, page.card("Left the truth, right what was found.", made))

@@ -15,7 +15,7 @@ AT = 0.4  # least IoU of a found object that speaks for or against a marked one:
 WEAK = 0.3  # score below which nothing is found
 DOUBT = 0.1  # score of what a detector may have overlooked
 CERTAIN = 1.5  # score of an object that is marked twice: no model is needed to see it
-MOST = 2000  # suspects
+MOST, OF_SUSPECTS = 2000, 40  # suspects, and figures of them
 
 
 class Suspect(NamedTuple):
