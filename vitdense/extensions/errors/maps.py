@@ -32,7 +32,7 @@ class Doubt(NamedTuple):
     """Pixels of one class, side by side, that are found as another."""
 
     path: str
-    score: float  # higher is more certainly a wrong label: minus the mean logarithm of its share, times pixels ** (1/4)
+    surprise: float  # squared mean of -log of the share that the model gives its label, times pixels ** (1/4)
     box: np.ndarray  # x, y, width, height in pixels of the image
     label: int
     found: int
@@ -109,10 +109,13 @@ class Maps(BaseMetric):
     def suspects(self, figures: Figures) -> tuple[list[dict[str, Any]], list[str]]:
         """Regions whose labels look wrong, the worst first, as rows of a file and as pictures; none without logits."""
         rows, made = [], []
-        for one in sorted(self.doubts, key=lambda one: -one.score)[:MOST]:
+        missed = 1 - np.diag(self.confusion) / np.maximum(self.confusion.sum(1), 1)  # share of the pixels of a class
+        weights = -np.log(np.maximum(missed, 1e-6))  # a class that the model knows tells more
+        found = [(one, float(one.surprise * weights[one.label])) for one in self.doubts]
+        for one, score in sorted(found, key=lambda one: -one[1])[:MOST]:
             reason = f"marked as {self.names[one.label]}, found as {self.names[one.found]}"
-            score, box = round(one.score, 4), np.round(one.box, 2).tolist()
-            rows.append({"file_name": Path(one.path).name, "bbox": box, "score": score, "reason": reason})
+            box = np.round(one.box, 2).tolist()
+            rows.append({"file_name": Path(one.path).name, "bbox": box, "score": round(score, 4), "reason": reason})
             if len(rows) <= OF_SUSPECTS:
                 made.append(figures.add(one.path, self.views(one.path, figures, one.box), f"{len(rows)}. {reason}"))
         return rows, made
@@ -160,8 +163,8 @@ def _doubts(path: str, truth: np.ndarray, found: np.ndarray, logits: torch.Tenso
         _, marks, sizes, _ = cv2.connectedComponentsWithStats(region.astype(np.uint8))
         sums = np.bincount(marks[region], logits[label][region], len(sizes))
         for total, (*box, pixels) in zip(sums[1:].tolist(), sizes[1:].tolist()):
-            doubts.append(Doubt(path, -total / pixels**0.75, np.divide(box, scale), label, other))
-    return sorted(doubts, key=lambda one: -one.score)[:DOUBTS]
+            doubts.append(Doubt(path, (total / pixels) ** 2 * pixels**0.25, np.divide(box, scale), label, other))
+    return sorted(doubts, key=lambda one: -one.surprise)[:DOUBTS]
 
 
 def confused(names: Sequence[str], confusion: np.ndarray) -> str:
