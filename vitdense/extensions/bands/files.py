@@ -11,7 +11,7 @@ from vitdense.errors import OptionError
 from vitdense.mm.errors import ConfigError
 
 TIFF = (".tif", ".tiff")
-ALPHA = (1, 2)  # of TIFF's tag ExtraSamples
+ALPHA, PLANES = (1, 2), 2  # of TIFF's tags ExtraSamples and PlanarConfiguration
 
 
 class About(NamedTuple):
@@ -108,8 +108,7 @@ def _check(series: Any) -> None:
         KNOWN.DECOMPRESSORS[page.compression], KNOWN.UNPREDICTORS[page.predictor]
     except KeyError as error:
         raise OptionError(f"{error.args[0]}: pip install imagecodecs, or write it with deflate") from error
-    blocks = [zip(one.dataoffsets, one.databytecounts) for one in series.pages if one is not None]
-    ends = [start + count for pairs in blocks for start, count in pairs]
+    ends = [np.add(one.dataoffsets, one.databytecounts).max() for one in series.pages]
     if max(*ends, 0 if series.dataoffset is None else series.dataoffset + series.nbytes) > end:
         raise OptionError(f"the file is cut after {end} bytes")
 
@@ -119,15 +118,20 @@ def _segments(series: Any, place: Sequence[slice]) -> np.ndarray:
     key, shape, first = series.keyframe, _empty(series).shape, 0
     rows, columns = (np.arange(length)[one] for length, one in zip(shape, place))
     pixels = np.full((len(rows), len(columns), shape[2]), key.nodata, series.dtype)
+    height, width = key.chunks[:2]
+    down, across = -(-shape[0] // height), -(-shape[1] // width)
+    planes = range(key.samplesperpixel if key.planarconfig == PLANES else 1)
+    met = [(y, x) for y in np.unique(rows // height).tolist() for x in np.unique(columns // width).tolist()]
     for page in series.pages:
-        for i, (start, count) in enumerate(zip(page.dataoffsets, page.databytecounts)):
-            _, (sample, _, y, x, _), (_, height, width, _) = key.decode(None, i)
-            inside = (rows >= y) & (rows < y + height), (columns >= x) & (columns < x + width)
-            if not count or not inside[0].any() or not inside[1].any():
+        for i in [(plane * down + y) * across + x for plane in planes for y, x in met]:
+            if not page.databytecounts[i]:
                 continue
-            key.parent.filehandle.seek(start)
-            data = key.parent.filehandle.read(count)
-            part = key.decode(data, i, jpegtables=page.jpegtables, jpegheader=key.jpegheader)[0][0]
+            key.parent.filehandle.seek(page.dataoffsets[i])
+            data = key.parent.filehandle.read(page.databytecounts[i])
+            (part,), (sample, _, y, x, _), _ = key.decode(
+                data, i, jpegtables=page.jpegtables, jpegheader=key.jpegheader
+            )
+            inside = (rows >= y) & (rows < y + height), (columns >= x) & (columns < x + width)
             bands = range(first + sample, first + sample + part.shape[2])
             pixels[np.ix_(*inside, bands)] = part[np.ix_(rows[inside[0]] - y, columns[inside[1]] - x)]
         first += key.samplesperpixel
