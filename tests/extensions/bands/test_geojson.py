@@ -109,6 +109,7 @@ def test_classes_and_segments(tmp_path):
         ([SCALE, TIE], (*UTM[:2], (3072, 32767)), "EPSG"),
         ([SCALE, TIE], (), "no transform"),
         ([SCALE, TIE], UTM[1:], "EPSG"),
+        ([SCALE, TIE, (274, 3, 1, 6)], UTM, "Orientation"),
     ],
 )
 def test_files_without_a_place_are_refused(tags, keys, named, tmp_path):

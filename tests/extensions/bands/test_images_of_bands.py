@@ -148,6 +148,7 @@ def test_a_constant_fourth_band_changes_nothing_and_weights_spread_by_the_rule()
     [
         (lambda path: tifffile.imwrite(path, bands(3), **SAMPLES), "3 bands"),
         (lambda path: tifffile.imwrite(path, np.where(bands() > 9, np.float32("nan"), 1), **SAMPLES), "NaN"),
+        (lambda path: tifffile.imwrite(path, bands(), extratags=[(274, 3, 1, 6)], **SAMPLES), "Orientation is 6"),
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), "cut"),
         (lambda path: path.write_bytes(path.read_bytes()[:40]), "cannot be read"),
         (lambda path: Image.new("RGB", (40, 24)).save(path, compression="tiff_lzw"), "imagecodecs"),

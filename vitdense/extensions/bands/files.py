@@ -76,6 +76,8 @@ def _opened(path: str | Path) -> Iterator[Any]:
         except ModuleNotFoundError as error:
             raise OptionError("it needs tifffile: pip install 'vitdense[bands]'") from error
         with tifffile.TiffFile(path) as tiff:
+            if (turn := tiff.pages[0].tags.valueof("Orientation", 1)) != 1:
+                raise OptionError(f"its tag Orientation is {turn}, so that it is shown turned; store it turned, as 1")
             yield tiff.series[0]
     except Exception as error:  # readers have no error in common
         kind = "" if isinstance(error, OptionError) else f"{type(error).__name__}: "
