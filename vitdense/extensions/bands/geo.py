@@ -1,7 +1,6 @@
 """Results in the coordinates of a GeoTIFF, as GeoJSON."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,39 +109,19 @@ def outlines(mask: np.ndarray) -> list[list[np.ndarray]]:
 
     Rings are the corners, x and y, [N, 2] float64.
     """
-    left, top, width, height = cv2.boundingRect(mask.astype(np.uint8))
-    inside = mask[top : top + height, left : left + width].astype(np.uint8)
-    number, parts, boxes, _ = cv2.connectedComponentsWithStats(inside, connectivity=4)
+    number, parts, boxes, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=4)
     polygons = []
     for part in range(1, number):
         x, y, width, height = boxes[part, :4]
-        rings = _rings(parts[y : y + height, x : x + width] == part)
-        polygons.append([np.add(ring, (left + x, top + y)) for ring in sorted(rings, key=_area, reverse=True)])
+        doubled = (parts[y : y + height, x : x + width] == part).repeat(2, 0).repeat(2, 1)
+        contours, _ = cv2.findContours(doubled.astype(np.uint8), cv2.RETR_CCOMP, cv2.CHAIN_APPROX_NONE)
+        rings = [_corners((contour[:, 0] + 1) // 2 + (x, y)) for contour in contours]
+        polygons.append(sorted(rings, key=lambda ring: -abs(_area(ring))))
     return polygons
 
 
-def _rings(part: np.ndarray) -> list[np.ndarray]:
-    """The rings around a connected part, which is on the right of each: the outline has the one positive area."""
-    framed = np.pad(part, 1).astype(np.int8)
-    down, across, following = np.diff(framed, axis=0), np.diff(framed, axis=1), defaultdict(list)
-    sides = ((down == 1, (-1, 0), (0, 0)), (down == -1, (0, 0), (-1, 0)))  # shifts of the start and the end of an edge
-    sides += ((across == 1, (0, 0), (0, -1)), (across == -1, (0, -1), (0, 0)))
-    for edges, start, end in sides:
-        places = np.argwhere(edges)[:, ::-1]  # [N, 2]: x, y
-        for one, other in zip((places + start).tolist(), (places + end).tolist()):
-            following[tuple(one)].append(tuple(other))
-    rings = []
-    for start in [*following]:
-        path, places = [start], {start: 0}
-        while ends := following[path[-1]]:
-            corner = ends.pop()
-            if corner not in places:
-                places[corner] = len(path)
-                path.append(corner)
-                continue
-            ring = np.array(path[places[corner] :], np.float64)  # [N, 2]
-            while path[-1] != corner:
-                del places[path.pop()]
-            steps = np.roll(ring, -1, axis=0) - ring
-            rings.append(ring[(steps != np.roll(steps, 1, axis=0)).any(1)])
-    return rings
+def _corners(path: np.ndarray) -> np.ndarray:
+    """The points of a path around pixels, [N, 2], where it turns."""
+    path = path[(path != np.roll(path, 1, axis=0)).any(1)].astype(np.float64)
+    steps = np.roll(path, -1, axis=0) - path
+    return path[(steps != np.roll(steps, 1, axis=0)).any(1)]
