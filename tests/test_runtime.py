@@ -76,6 +76,9 @@ def test_photos_are_normalised_after_their_resize():
     np.testing.assert_array_equal(normalised(image, (4, 5), about), want.transpose(2, 0, 1)[None])
     got = normalised(image, (9, 7), {"channels": "BGR", "mean": None})
     np.testing.assert_array_equal(got, np.float32(image[..., ::-1]).transpose(2, 0, 1)[None])
+    bands = np.random.default_rng(0).uniform(0, 60000, (9, 7, 5)).astype(np.float32)
+    got = normalised(bands, (4, 15), {"channels": [5, 5], "mean": None})[0].transpose(1, 2, 0)
+    np.testing.assert_allclose(got, cv2.resize(bands, (15, 4)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("box", [(10.2, 5.7, 60.1, 44.3), (-8, -3, 30, 20), (50, 30, 95, 70), (20, 20, 20.5, 20.4)])
@@ -247,6 +250,19 @@ def test_other_files_and_images_are_refused(tmp_path):
         with pytest.raises(ValueError, match="score_thr: got"):
             program(pixels, score_thr)
     assert program(pixels[:1]).semantic.shape == (1, 30)
+
+
+def test_bands_of_any_numbers_without_the_last_and_what_is_refused():
+    program = program_of({"logits": np.zeros((2, 1, 1), np.float32)}, threshold=None, channels=[3, 4], resize=None)
+    bands = np.random.default_rng(0).integers(0, 200, (6, 8, 4))
+    for kind in (np.uint8, np.uint16, np.float32):
+        for image in (bands.astype(kind), bands[..., :3].astype(kind)):
+            np.testing.assert_array_equal(program.batch(image)[0].transpose(1, 2, 0), bands[..., :3])
+    for image, said in ((bands[..., :2], r"\[6, 8, 2\], .*\[H, W, 4\]"), (bands[0], "H, W, 4"), (bands / 0.0, "NaN")):
+        with pytest.raises(ValueError, match=f"image: got .*{said}"), np.errstate(all="ignore"):
+            program(image)
+    with pytest.raises(ValueError, match="mean or std of other channels"):
+        program_of({"logits": bands}, threshold=None, channels=[4, 4], mean=[1, 2, 3], std=[1, 2, 3])
 
 
 def test_an_image_whose_resize_leaves_no_pixel():

@@ -27,13 +27,17 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e9
 
 
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
 def _are(kind: Callable[[object], bool], value: object, lengths: Sequence[int]) -> bool:
     return isinstance(value, list) and len(value) in lengths and all(map(kind, value))
 
 
 def _is_resize(value: Any) -> bool:
     is_rule = isinstance(value, dict) and isinstance(value.get("keep_ratio"), bool)
-    return value is None or (is_rule and _are(lambda side: type(side) is int and side > 0, value.get("scale"), [2]))
+    return value is None or (is_rule and _are(_is_count, value.get("scale"), [2]))
 
 
 def _is_rule_of_queries(value: object) -> bool:
@@ -46,9 +50,9 @@ def _is_rule_of_queries(value: object) -> bool:
 
 
 FITS: Mapping[str, Callable[[Any], bool]] = {  # what the metadata of a program are
-    "mean": lambda value: value is None or _are(_is_number, value, (1, 3)),
-    "std": lambda value: value is None or (_are(_is_number, value, (1, 3)) and min(value) > 0),
-    "channels": lambda value: value in ("RGB", "BGR"),
+    "mean": lambda value: value is None or _are(_is_number, value, range(1, 1000)),
+    "std": lambda value: value is None or (_are(_is_number, value, range(1, 1000)) and min(value) > 0),
+    "channels": lambda value: value in ("RGB", "BGR") or _are(_is_count, value, [2]),
     "classes": lambda value: _are(lambda name: isinstance(name, str), value, range(1, 10**6)),
     "resize": _is_resize,
     "mask_thr": _is_number,
@@ -157,6 +161,7 @@ class Engine:
     outputs: list[str]  # names
     dtype: type  # of the batch; uint8 for photos, a float type for normalised images
     about: dict[str, Any]  # the file's `metadata_props`
+    takes: str = "image"  # name of the batch; "photo" for images as they are loaded
 
 
 def open_onnxruntime(
@@ -171,7 +176,7 @@ def open_onnxruntime(
     image = session.get_inputs()[0]
     dtype = {"tensor(uint8)": np.uint8, "tensor(float16)": np.float16}.get(image.type, np.float32)
     outputs, about = [out.name for out in session.get_outputs()], session.get_modelmeta().custom_metadata_map
-    return Engine(lambda batch: session.run(None, {image.name: batch}), outputs, dtype, about)
+    return Engine(lambda batch: session.run(None, {image.name: batch}), outputs, dtype, about, image.name)
 
 
 def open_openvino(
@@ -197,6 +202,7 @@ def open_openvino(
         outputs,
         model.inputs[0].element_type.to_dtype().type,
         about,
+        model.inputs[0].get_any_name(),
     )
 
 
@@ -246,7 +252,7 @@ class Program:
         names: Class names.
         is_panoptic: Whether results have segments.
         about: The metadata of the file: mean and std, classes, resize and others.
-        of_photos: Whether the file takes photos, and not normalised images.
+        of_photos: Whether the file takes photos or bands as they are loaded, and not normalised images.
         operating_point: The model's operating point; None if the file has none.
         score_thr: Minimum score of objects by default: the operating point's, or `SCORE`.
 
@@ -284,11 +290,15 @@ class Program:
                 f"with one of {[*FORMS]}, exported without --maps from a config that reads photos of 8 bits and "
                 f"resizes them in one step at most; for others, run the file in its engine on normalised images"
             )
+        channels = about["channels"]
+        bands = 3 if isinstance(channels, str) or wrong else channels[0]
+        if not wrong and {len(about["mean"] or "1"), len(about["std"] or "1")} - {1, bands}:
+            wrong.append("mean or std of other channels")
         if wrong:
             raise ValueError(f"{path}: got metadata {', '.join(wrong)}, which no export writes; export the model again")
         self.names: list[str] = about["classes"]
         self.is_panoptic = bool((about.get("queries") or {}).get("panoptic"))
-        self.of_photos = self._engine.dtype == np.uint8
+        self.of_photos = self._engine.dtype == np.uint8 or self._engine.takes == "photo"
         point = about.get("operating_point")
         try:
             self.operating_point = None if point is None else OperatingPoint.of(point, self.names)
@@ -300,7 +310,7 @@ class Program:
         """Predict.
 
         Args:
-            image: [H, W, 3] uint8 RGB, of any size.
+            image: [H, W, 3] uint8 RGB, of any size; for a model of bands [H, W, bands], numbers as in the files.
             score_thr: Minimum score of objects, 0 to 1; by default the program's.
 
         Raises:
@@ -310,10 +320,17 @@ class Program:
 
     def batch(self, image: np.ndarray) -> np.ndarray:
         """The batch that the file takes, from a photo; for errors see `__call__`."""
-        is_photo = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
-        if not is_photo or not image.size:
-            got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise ValueError(f"image: got {got}, expected a uint8 RGB array [H, W, 3] of at least one pixel")
+        channels, is_array = self.about["channels"], isinstance(image, np.ndarray)
+        of_bands = isinstance(channels, list)
+        fits = is_array and image.ndim == 3 and image.size and image.shape[2] in (channels if of_bands else [3])
+        if not fits or not (image.dtype.kind in "uif" if of_bands else image.dtype == np.uint8):
+            got = f"{image.dtype} {list(image.shape)}" if is_array else type(image).__name__
+            expected = f"an array [H, W, {channels[1]}] of numbers" if of_bands else "a uint8 RGB array [H, W, 3]"
+            raise ValueError(f"image: got {got}, expected {expected} of at least one pixel")
+        if of_bands:
+            image = image[..., : channels[0]].astype(np.float32)
+            if not np.isfinite(image).all():
+                raise ValueError("image: got NaN or infinity, expected numbers; replace them, as by 0")
         size = image.shape[:2]
         seen = fitted(size, self.about["resize"])  # (h, w)
         if not min(seen):
@@ -408,13 +425,14 @@ def of_queries(
 
 
 def normalised(image: np.ndarray, size: Sequence[int], about: Mapping[str, Any]) -> np.ndarray:
-    """Resize a photo, [H, W, 3] uint8 RGB, to `size` and normalise it as `about` says: float32 ``[1, 3, *size]``."""
-    pixels = resize_photo(image, size).astype(np.float32)
+    """Resize a photo, [H, W, 3] uint8 RGB, or bands, [H, W, C] float32, to `size` and normalise it as `about` says:
+    float32 ``[1, C, *size]``."""
+    pixels = (resize_photo if image.dtype == np.uint8 else resize)(image, size).astype(np.float32)
     if about["channels"] == "BGR":
         pixels = pixels[..., ::-1]
     if about["mean"] is not None:
         pixels = (pixels - np.float32(about["mean"])) / np.float32(about["std"])
-    return pixels.transpose(2, 0, 1)[None]  # [1, 3, *size]
+    return pixels.transpose(2, 0, 1)[None]  # [1, C, *size]
 
 
 def fitted(size: Sequence[int], rule: Mapping[str, Any] | None) -> tuple[int, ...]:

@@ -233,27 +233,27 @@ def check_batches(images: object, batch_size: object) -> None:
 class ImageReader:
     """Reads images as a model gets them, by `test_steps`.
 
-    `own_reader` is the step that reads files, if it is not mmcv's or does not return colours. One with `load` and
-    `picture` reads images of other channels.
+    `own_reader` is the step that reads files, if it is not mmcv's or does not return colours. `loader` is one that
+    takes arrays too: with `load`, `picture`, and `channels` of `bands`, it reads images of other channels.
     """
 
     def __init__(self, steps: Sequence[Mapping]) -> None:
         first, color_type = query.type_name(steps[0]), steps[0].get("color_type", "color")
         is_known = first in ("LoadImageFromFile", "LoadImage") and "color" in color_type
-        self.own_reader = None if is_known else first
         self._reads = {"color_type": color_type, "backend": steps[0].get("imdecode_backend", "cv2")}
         self._dtype = np.float32 if steps[0].get("to_float32") else np.uint8
         self._steps = Compose(steps[1:] if is_known else steps)
         loader = next(iter(self._steps.transforms), None)
-        self._loader = loader if hasattr(loader, "picture") else None
+        self.loader = loader if hasattr(loader, "picture") else None
+        self.own_reader = None if is_known or self.loader else first
 
     def pixels(self, image: Images) -> np.ndarray:
         """The pixels of an image, [H, W, 3] uint8 RGB, as the config's reader gives them; see `read_pixels`."""
-        return self._loader.load(image) if self._loader else read_pixels(image, **self._reads)
+        return self.loader.load(image) if self.loader else read_pixels(image, **self._reads)
 
     def picture(self, pixels: np.ndarray) -> np.ndarray:
         """What a picture shows of `pixels`, [H, W, 3] uint8 RGB."""
-        return self._loader.picture(pixels) if self._loader else pixels
+        return self.loader.picture(pixels) if self.loader else pixels
 
     def inputs(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
         """Run the pipeline on an image whose pixels were read: ``inputs`` ``[3, h, w]`` and ``data_samples``.
@@ -261,10 +261,10 @@ class ImageReader:
         With an `own_reader` the file is decoded again.
         """
         path = str(image) if isinstance(image, (str, Path)) else ""
+        if self.loader:
+            return run_steps(self._steps, pixels, path)
         if self.own_reader is None:
             return run_steps(self._steps, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR).astype(self._dtype, copy=False), path)
-        if self._loader:
-            return run_steps(self._steps, pixels, path)
         if not path:
             raise ConfigError(
                 f"image: got {type(image).__name__}, expected a path: the test pipeline begins with "

@@ -48,18 +48,22 @@ RULES = [None, {"scale": [96, 64], "keep_ratio": True}, {"scale": [70, 90], "kee
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("more", [{}, {"channels": "BGR", "mean": None, "std": None}])
+@pytest.mark.parametrize("more", [{}, {"channels": "BGR", "mean": None, "std": None}, {"channels": [3, 4]}])
 def test_a_segmentor_of_photos_returns_classes(rule, more, tmp_path):
     about = ABOUT | {"resize": rule} | more
+    of_bands = about["channels"] == [3, 4]  # the fourth is left out
     node = onnx.helper.make_node("Identity", ["image"], ["logits"])  # the strongest of three colours
     images, photos = both(program([node], {"logits": ["b", 3, "h", "w"]}, about), about, tmp_path)
     for h, w in ((61, 83), (120, 75), (64, 96)):
-        want, got = (each(photo(h, w)).semantic for each in (images, photos))
+        image = photo(h, w)
+        image = np.dstack([image, image[..., 0]]).astype(np.uint16) if of_bands else image
+        want, got = (each(image).semantic for each in (images, photos))
         assert got.shape == (h, w)
         assert len(np.unique(want)) == 3
         assert (got == want).mean() > 0.999
     (given,) = onnx.load(tmp_path / "photos.onnx").graph.input
-    assert (given.name, given.type.tensor_type.elem_type) == ("photo", onnx.TensorProto.UINT8)
+    kind = onnx.TensorProto.FLOAT if of_bands else onnx.TensorProto.UINT8
+    assert (given.name, given.type.tensor_type.elem_type) == ("photo", kind)
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if find_spec(name)])

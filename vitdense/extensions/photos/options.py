@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    text = "the file takes photos, uint8 RGB, which it resizes and normalises"
+    text = "the file takes photos, uint8 RGB, or images of bands, which it resizes and normalises"
     parser.add_argument("--with-preprocessing", action="store_true", help=text)
 
 
@@ -26,7 +26,7 @@ def check(args: argparse.Namespace, model: "Made") -> None:
         raise ConfigError(f"--with-preprocessing: got {got}, expected --to onnx without --maps and --joined")
     (part,) = model.parts
     if "resize" not in part.about:
-        expected = "expected a test pipeline that reads photos of 8 bits and has one Resize at most"
+        expected = "expected a test pipeline that reads photos of 8 bits, or bands, and has one Resize at most"
         raise ConfigError(f"--with-preprocessing: got another reader or other steps that move pixels, {expected}")
     part.of_photos = True
 

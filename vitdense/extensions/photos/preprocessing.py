@@ -1,6 +1,6 @@
 """Resize and normalisation inside an ONNX file, which then takes photos."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import log
 from typing import Any
 
@@ -131,13 +131,16 @@ def of_photos(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
         about: The program's `metadata_props`, decoded.
 
     Returns:
-        A program with the input ``photo``, ``[B, H, W, 3]`` uint8 RGB. ``boxes`` are in pixels of the photo. The output
-        ``semantic``, ``[B, H, W]`` int64 class indices, replaces ``logits``. Other outputs stay.
+        A program with the input ``photo``, ``[B, H, W, 3]`` uint8 RGB, or ``[B, H, W, C]`` float32 bands. ``boxes`` are
+        in pixels of the photo. The output ``semantic``, ``[B, H, W]`` int64 class indices, replaces ``logits``. Other
+        outputs stay.
     """
     names, domains = [out.name for out in program.graph.output], [*program.opset_import]
     dtype = program.graph.input[0].type.tensor_type.elem_type
     pixels = {TensorProto.FLOAT: FLOAT, TensorProto.FLOAT16: FLOAT16}[dtype]
-    before = _part(_preprocess(about, dtype), "before/", pixels["B", 3, "h", "w"], SIZE, SIZE)
+    kind, count = (UINT8, 3) if isinstance(about["channels"], str) else (FLOAT, about["channels"][0])
+    types = pixels["B", count, "h", "w"], SIZE, SIZE
+    before = _part(_preprocess(about, dtype, count), "before/", *types, inputs=[kind["B", "H", "W", count]])
     if replaced := next((name for name in names if name in ("boxes", "logits")), None):
         _rename(program.graph, replaced, "found")
         after = _postprocess(program, about)
@@ -153,7 +156,7 @@ def of_photos(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
     return whole
 
 
-def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
+def _preprocess(about: Mapping[str, Any], dtype: int, count: int) -> OnnxFunction:
     """Resize and normalise photos as `vitdense.runtime` does; returns the images and the sizes of both."""
     rule = about["resize"]
     if rule is None:
@@ -162,17 +165,17 @@ def _preprocess(about: Mapping[str, Any], dtype: int) -> OnnxFunction:
         seen_of, target = fitted, [max(rule["scale"]), min(rule["scale"])]
     else:
         seen_of, target = fixed, rule["scale"][::-1]
-    resize_of = as_it_is if rule is None else resized_photo
-    order = [2, 1, 0] if about["channels"] == "BGR" else [0, 1, 2]
-    mean = numpy_helper.from_array(np.float32(about["mean"] or [0] * 3).reshape(3, 1, 1))
-    std = numpy_helper.from_array(np.float32(about["std"] or [1] * 3).reshape(3, 1, 1))
+    resize_of = as_it_is if rule is None else resized_photo if isinstance(about["channels"], str) else resized
+    order = [2, 1, 0] if about["channels"] == "BGR" else [*range(count)]
+    mean = numpy_helper.from_array(np.float32(about["mean"] or [0]).reshape(-1, 1, 1))
+    std = numpy_helper.from_array(np.float32(about["std"] or [1]).reshape(-1, 1, 1))
 
     @script(default_opset=op)
-    def before(photo: UINT8["B", "H", "W", 3]):  # noqa: F821
+    def before(photo):
         photo_size = op.Shape(photo, start=1, end=3)
         seen = seen_of(photo_size, op.Constant(value_ints=target))
         planes = op.Gather(op.Transpose(photo, perm=[0, 3, 1, 2]), op.Constant(value_ints=order), axis=1)
-        colours = op.Cast(resize_of(planes, seen), to=TensorProto.FLOAT)  # [B, 3, h, w]
+        colours = op.Cast(resize_of(planes, seen), to=TensorProto.FLOAT)  # [B, C, h, w]
         pixels = op.Cast((colours - op.Constant(value=mean)) / op.Constant(value=std), to=dtype)
         return pixels, photo_size, seen
 
@@ -187,8 +190,10 @@ def _postprocess(program: ModelProto, about: Mapping[str, Any]) -> ModelProto:
     return _part(classes, "after/", INT64["B", "H", "W"])
 
 
-def _part(function: OnnxFunction, prefix: str, *outputs: TensorType) -> ModelProto:
-    model = inliner.inline_local_functions(function.to_model_proto(output_types=outputs))
+def _part(
+    function: OnnxFunction, prefix: str, *outputs: TensorType, inputs: Sequence[TensorType] | None = None
+) -> ModelProto:
+    model = inliner.inline_local_functions(function.to_model_proto(input_types=inputs, output_types=outputs))
     del model.opset_import[1:]  # the domain of functions
     del model.graph.value_info[:]  # has no types
     return compose.add_prefix(model, prefix, rename_inputs=False, rename_outputs=False)

@@ -21,7 +21,7 @@ from vitdense.files import atomic_write
 from vitdense.runtime import Bounds, Output, Program, above, changes, classes_of, likeness
 
 SAMPLES = 256  # elements per block
-PIXELS = 450_000  # most pixels of a photo: three photos are about 4 MB
+BYTES = 1_350_000  # most of a photo: three are about 4 MB
 SCOPES = "pkg.torch.onnx.name_scopes"  # metadata of a node: its modules, from torch's exporter
 # Factors of bounds over the measured relative error in float32 and in half precision, and of results in half precision
 # or int8. Other machines add in another order, and an engine may keep the residual stream in bfloat16, unlike autocast:
@@ -31,10 +31,10 @@ FLOOR, HALF_FLOOR = 5e-6, 2**-5  # least bounds in float32 and half precision; 2
 
 
 def shrunk(photo: np.ndarray) -> np.ndarray:
-    """Shrink a photo [H, W, 3] to at most `PIXELS`."""
-    height, width = photo.shape[:2]
-    by = (PIXELS / (height * width)) ** 0.5
-    return photo if by >= 1 else runtime.resize_photo(photo, (max(int(height * by), 1), max(int(width * by), 1)))
+    """Shrink a photo [H, W, 3] uint8, or bands [H, W, C] float32, to at most `BYTES`."""
+    size, by = photo.shape[:2], (BYTES / photo.nbytes) ** 0.5
+    resize = runtime.resize_photo if photo.dtype == np.uint8 else runtime.resize
+    return photo if by >= 1 else resize(photo, [max(int(side * by), 1) for side in size])
 
 
 class Sampled(NamedTuple):

@@ -26,7 +26,7 @@ def after(args: argparse.Namespace, program: Path, model: "Made", cfg: "Config")
     if not args.proof or model.wish.to != "onnx" or model.wish.maps:
         return
     if not model.is_read:
-        print_log(f"{path}: not written; the program takes normalised arrays, no photos of 8 bits", "current")
+        print_log(f"{path}: not written; the program takes normalised arrays, no photos or bands", "current")
         return
     proofs = [proof_of_part(program, part, model) for part in model.parts]
     write_proof(path, proofs)

@@ -24,6 +24,8 @@ def proof_of_part(program: Path, part: Part, model: Made) -> dict[str, np.ndarra
         photos = [predictor.reader.pixels(path) for path in paths]
     except ConfigError:
         photos = [draw_image(np.random.default_rng(i), DRAWN)[0] for i, _ in enumerate(PARTS)]
+        if loader := predictor.reader.loader:
+            photos = [photo[..., np.arange(loader.channels) % 3].astype(np.float32) for photo in photos]
     photos = [shrunk(photo[:, : math.ceil(share * photo.shape[1])]) for photo, share in zip(photos, PARTS)]
     samples = [*of_photos(photos, predictor, part.about)]  # the model itself takes images
     wanted = [computed(model.task, sample, part) for sample in samples]

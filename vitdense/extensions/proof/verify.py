@@ -50,7 +50,7 @@ class Proof:
         bounds: Largest relative error of every block, [blocks]: ``own`` for the engines that the export ran, ``half``
             for an engine in half precision.
         limits: Bounds for results by the same names, as fields of `vitdense.runtime.Bounds`.
-        photos: [H, W, 3] uint8 RGB each.
+        photos: [H, W, 3] uint8 RGB each, or bands [H, W, C] float32.
         sizes, at, values: For each photo: number of elements of every block [blocks], indices of samples [blocks,
             samples], and their values [blocks, samples].
         results: The results for each photo.
@@ -102,7 +102,8 @@ class Proof:
             if not np.isfinite(np.array(numbers, float)).all():
                 raise ValueError(f"got limits {limits}")
         for photo, sizes, at, values, found in zip(self.photos, self.sizes, self.at, self.values, self.results):
-            if photo.dtype != np.uint8 or photo.ndim != 3 or photo.shape[2] != 3 or not photo.size:
+            is_photo = (photo.dtype == np.uint8 and photo.shape[2:] == (3,)) or photo.dtype == np.float32
+            if not is_photo or photo.ndim != 3 or not photo.size:
                 raise ValueError(f"got a photo {photo.dtype} {list(photo.shape)}")
             fits = sizes.shape == (blocks,) and at.shape == values.shape == (blocks, at.shape[-1])
             if not fits or (sizes.dtype.kind, at.dtype.kind, values.dtype.kind) != ("i", "i", "f"):

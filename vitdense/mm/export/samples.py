@@ -38,15 +38,17 @@ def _moves(step: Mapping) -> bool:
 def describe(predictor: Predictor) -> dict[str, str]:
     """The metadata that `vitdense.runtime` needs to prepare images and read outputs, key -> JSON.
 
-    Keys are `mean`, `std`, `channels`, `resize`, `classes`, `mask_thr`, `mask_stride` (stride of masks in pixels of the
-    padded image; null for masks within boxes), `threshold`, `queries`, and `operating_point` if there is one.
+    Keys are `mean`, `std`, `channels` (RGB or BGR; or how many bands the model sees, the first, and how many an image
+    has), `resize`, `classes`, `mask_thr`, `mask_stride` (stride of masks in pixels of the padded image; null for masks
+    within boxes), `threshold`, `queries`, and `operating_point` if there is one.
     """
-    cfg, model = predictor.model.cfg, predictor.model
+    cfg, model, loader = predictor.model.cfg, predictor.model, predictor.reader.loader
     preprocessor = cfg.model.data_preprocessor
+    colours = "RGB" if preprocessor.get("bgr_to_rgb") else "BGR"  # mm reads BGR
     described = {
         "mean": preprocessor.get("mean"),
         "std": preprocessor.get("std"),
-        "channels": "RGB" if preprocessor.get("bgr_to_rgb") else "BGR",  # mm reads BGR
+        "channels": [loader.channels, loader.bands] if loader else colours,
         "classes": predictor.names,
         "mask_thr": cfg.model.get("test_cfg", {}).get("rcnn", {}).get("mask_thr_binary", 0.5),
         "mask_stride": None,
@@ -87,9 +89,10 @@ def _describe_queries(model: nn.Module) -> dict:
 class Sample(NamedTuple):
     """An image to compare on."""
 
-    given: Tensor  # input of the file: [1, 3, h, w], normalised and not padded; or a photo, [1, H, W, 3] uint8
-    image: Tensor  # input of the model, [1, 3, h, w], from the config's test pipeline
+    given: Tensor  # input of the file: [1, C, h, w], normalised and not padded; or a photo, [1, H, W, C]
+    image: Tensor  # input of the model, [1, C, h, w], from the config's test pipeline
     size: tuple[int, int]  # (H, W) of the photo, in whose pixels objects are
+    is_photo: bool = False
 
 
 def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, as_photos: bool = False) -> Iterator[Sample]:
@@ -100,11 +103,11 @@ def of_photos(paths: Sequence[str], predictor: Predictor, about: Mapping, as_pho
         data = predictor.reader.inputs(path, pixels)
         padded = predictor.model.data_preprocessor({key: [value] for key, value in data.items()}, False)["inputs"]
         h, w = data["inputs"].shape[1:]
-        image = padded[..., :h, :w]  # [1, 3, h, w]
+        image = padded[..., :h, :w]  # [1, C, h, w]
         if "resize" not in about:  # steps that the runtime does not know
             yield Sample(image, image, (h, w))
         elif as_photos:
-            yield Sample(torch.from_numpy(pixels)[None], image, pixels.shape[:2])
+            yield Sample(torch.from_numpy(pixels)[None], image, pixels.shape[:2], is_photo=True)
         else:
             given = normalised(pixels, fitted(pixels.shape[:2], about["resize"]), about)
             yield Sample(torch.from_numpy(np.ascontiguousarray(given)), image, pixels.shape[:2])

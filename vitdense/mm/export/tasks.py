@@ -196,8 +196,7 @@ class Part:
     def read(self, outputs: Mapping, sample: Sample, score_thr: float | Sequence[float] = 0.0) -> Output:
         """The result for an image, from outputs of the model; `found` takes outputs of the program."""
         arrays = {name: np.asarray(out[0]) for name, out in outputs.items()}
-        of_photo = sample.given.dtype == torch.uint8
-        return read(arrays, self.about, sample.image.shape[2:], sample.size, score_thr, of_photo)
+        return read(arrays, self.about, sample.image.shape[2:], sample.size, score_thr, sample.is_photo)
 
     def compare(self, got: Sequence[Mapping], samples: Sequence[Sample], int8_bound: float) -> tuple[bool, str]:
         """Whether outputs of the program equal the wanted ones within the bounds, and the differences as text."""

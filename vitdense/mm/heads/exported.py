@@ -37,12 +37,14 @@ class ExportedModel(BaseModel):
         raise NotImplementedError  # only `test_step` is used
 
     def test_step(self, data: dict) -> list[BaseDataElement]:
-        """Predict on a batch: ``inputs``, loaded images ``[3, H, W]`` BGR, and their ``data_samples``.
+        """Predict on a batch: ``inputs``, loaded images ``[C, H, W]``, colours BGR, and their ``data_samples``.
 
         Predictions are in pixels of the image file; masks are `Codes`.
         """
         for pixels, sample in zip(data["inputs"], data["data_samples"]):
-            found = self.program(pixels.permute(1, 2, 0).flip(2).contiguous().numpy(), score_thr=0.0)
+            image = pixels.permute(1, 2, 0)  # [H, W, C]
+            image = image.flip(2) if self.program.about["channels"] in ("RGB", "BGR") else image
+            found = self.program(image.contiguous().numpy(), score_thr=0.0)
             if found.semantic is not None:
                 sample.pred_sem_seg = PixelData(data=torch.from_numpy(found.semantic)[None])  # [1, H, W]
                 continue
