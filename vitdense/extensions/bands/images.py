@@ -13,6 +13,7 @@ from vitdense.errors import OptionError
 from vitdense.extensions.bands import files
 from vitdense.mm.config.query import nodes, trunk_of, type_name
 from vitdense.mm.data.images import ImageFile, header
+from vitdense.mm.registry import TRANSFORMS
 
 PLAIN, BITS = ("1", "L", "P", "RGB"), 258  # modes of Pillow; the tag BitsPerSample
 FOR_RGB = {  # steps that are made for colours of 8 bits
@@ -61,12 +62,10 @@ def examiner(steps: Sequence[Mapping], cfg: Config) -> Callable[..., ImageFile] 
     Raises:
         OptionError: The model takes other channels, or a step is for RGB.
     """
-    options = next((dict(step) for step in steps if type_name(step) == "LoadBands"), None)
+    options = next((step for step in steps if type_name(step) == "LoadBands"), None)
     if options is None:
         return None
-    from vitdense.extensions.bands.step import LoadBands
-
-    step = LoadBands(**{key: value for key, value in options.items() if key != "type"})
+    step = TRANSFORMS.build(options)
     values = len((cfg.model.get("data_preprocessor") or {}).get("mean") or range(step.channels))
     if {channels := trunk_of(cfg).get("in_channels", 3), values} != {step.channels}:
         got = f"got {channels}, and {values} values of data_preprocessor.mean"
