@@ -86,7 +86,7 @@ class LoadBands(BaseTransform):
         low, high = np.percentile(pixels[::step, ::step][..., shown], STRETCH, axis=(0, 1))  # [3] each
         picture = np.empty((height, width, 3), np.uint8)
         for y in range(0, height, ROWS):
-            shares = (pixels[y : y + ROWS][..., shown] - low) / np.maximum(high - low, 1e-12)
+            shares = (pixels[y : y + ROWS, :][..., shown] - low) / np.maximum(high - low, 1e-12)
             picture[y : y + ROWS] = (shares.clip(0, 1) * 255).round()
         return picture
 
@@ -99,15 +99,15 @@ class Windows:
         step.check(about.bands, f"image {path}")
         self.shape = (*about.size[::-1], step.channels)
 
-    def __getitem__(self, place: Any) -> np.ndarray:
-        return self.step.read(self.path, place if isinstance(place, tuple) else (place, slice(None)))
+    def __getitem__(self, place: tuple[slice, slice]) -> np.ndarray:
+        return self.step.read(self.path, place)
 
 
 class ByBands:
     """A mixin for mm's data preprocessors, which take `mean` and `std` of one or three bands alone."""
 
-    def __init__(self, mean: Sequence[float] = (), std: Sequence[float] = (), **options: Any) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], **options: Any) -> None:
         super().__init__(**options)
-        self._enable_normalize = len(mean) > 0
+        self._enable_normalize = True
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), False)

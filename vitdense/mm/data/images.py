@@ -114,7 +114,7 @@ def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> n
             flag, orientation = f"{color_type}_ignore_orientation", _orientation(image)
     pixels = mmcv.imfrombytes(content, flag=flag, backend=backend)
     if pixels is None:
-        raise OptionError(f"{backend} cannot decode it")
+        raise OptionError(f"{backend} cannot decode it: it is damaged, no image, or has over 4 bands")
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)  # [W, H, 3]
     pixels = pixels[:, ::-1] if orientation in (2, 3, 6, 7) else pixels
