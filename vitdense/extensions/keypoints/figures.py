@@ -12,7 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vitdense.mm.data.shapes import SPLITS, Scene, draw_dataset, write_jpeg, write_splits
+from vitdense.mm.data.shapes import Scene, draw_dataset, write_splits
 
 FIGURE = {
     "name": "figure",
@@ -35,7 +35,8 @@ def draw_figures(root: str | Path, **options: Any) -> Path:
 
     ``root`` then has ``{train,val}/*.jpg`` and ``annotations/keypoints_{train,val}.json``, as COCO's.
     """
-    writes = partial(write_splits, draw_sample=_draw_sample, name="keypoints", kinds=[{"id": 1, **FIGURE}])
+    kinds = [{"id": 1, **FIGURE}]
+    writes = partial(write_splits, draw_image=draw_image, annotate=_annotate, name="keypoints", kinds=kinds)
     return draw_dataset(root, draw_into=writes, **options)
 
 
@@ -101,18 +102,12 @@ def posture(rng: np.random.Generator) -> np.ndarray:
     return points @ turn
 
 
-def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
-    """Write one image; return its COCO entry and its annotations without ids."""
-    image, figures = draw_image(np.random.default_rng((seed, SPLITS.index(split), index)), size)
-    name, annotations = f"{index + 1:06d}.jpg", []
-    write_jpeg(folder / split / name, image)
-    for points in figures:
-        low, high = points[:, :2].min(0), points[:, :2].max(0)
-        margin = MARGIN * (high - low).max()
-        low, high = (low - margin).clip(0), np.minimum(high + margin, size[::-1])
-        box, keypoints = [*low, *(high - low)], np.where(points[:, 2:] > 0, points, 0).ravel()
-        area = AREA * float(np.prod(high - low))
-        one = {"image_id": index + 1, "category_id": 1, "iscrowd": 0, "bbox": np.round(box, 2).tolist()}
-        number = int((points[:, 2] > 0).sum())
-        annotations.append({**one, "area": area, "keypoints": np.round(keypoints, 2).tolist(), "num_keypoints": number})
-    return {"id": index + 1, "file_name": name, "height": size[0], "width": size[1]}, annotations
+def _annotate(points: np.ndarray, size: Sequence[int]) -> dict:
+    """A figure's COCO annotation, without ids."""
+    low, high = points[:, :2].min(0), points[:, :2].max(0)
+    margin = MARGIN * (high - low).max()
+    low, high = (low - margin).clip(0), np.minimum(high + margin, size[::-1])
+    box, keypoints = [*low, *(high - low)], np.where(points[:, 2:] > 0, points, 0).ravel()
+    one = {"category_id": 1, "bbox": np.round(box, 2).tolist(), "area": AREA * float(np.prod(high - low))}
+    number = int((points[:, 2] > 0).sum())
+    return {**one, "keypoints": np.round(keypoints, 2).tolist(), "num_keypoints": number}

@@ -12,7 +12,7 @@ import torch
 from vitdense.extensions.oriented.boxes import corners
 from vitdense.extensions.oriented.data import OrientedDataset
 from vitdense.mm.data.coco import outline
-from vitdense.mm.data.shapes import PALETTE, SPLITS, DrawnOnDemand, Scene, draw_dataset, write_jpeg, write_splits
+from vitdense.mm.data.shapes import PALETTE, DrawnOnDemand, Scene, draw_dataset, write_splits
 from vitdense.mm.registry import DATASETS
 
 CIRCLE = [(np.cos(a) / 2, np.sin(a) / 2) for a in np.linspace(0, 2 * np.pi, 48, endpoint=False)]
@@ -38,7 +38,7 @@ def draw_turned(root: str | Path, **options: Any) -> Path:
     corners.
     """
     kinds = [{"id": i, "name": name} for i, name in enumerate(SHAPES, 1)]
-    writes = partial(write_splits, draw_sample=_draw_sample, name="oriented", kinds=kinds)
+    writes = partial(write_splits, draw_image=draw_image, annotate=_annotate, name="oriented", kinds=kinds)
     return draw_dataset(root, draw_into=writes, **options)
 
 
@@ -67,15 +67,10 @@ def draw_image(rng: np.random.Generator, size: Sequence[int]) -> tuple[np.ndarra
     return scene.render(), objects
 
 
-def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index: int) -> tuple[dict, list[dict]]:
-    image, objects = draw_image(np.random.default_rng((seed, SPLITS.index(split), index)), size)
-    name, annotations = f"{index + 1:06d}.jpg", []
-    write_jpeg(folder / split / name, image)
-    for label, points in objects:
-        box, area = outline([points])
-        one = {"image_id": index + 1, "category_id": label + 1, "iscrowd": 0, "area": area}
-        annotations.append({**one, "bbox": box, "segmentation": [points.ravel().tolist()]})
-    return {"id": index + 1, "file_name": name, "height": size[0], "width": size[1]}, annotations
+def _annotate(one: tuple[int, np.ndarray], _size: Sequence[int]) -> dict:
+    label, points = one
+    box, area = outline([points])
+    return {"category_id": label + 1, "area": area, "bbox": box, "segmentation": [points.ravel().tolist()]}
 
 
 @DATASETS.register_module()

@@ -135,29 +135,40 @@ def write_splits(
     folder: Path,
     options: dict,
     workers: int,
-    draw_sample: Callable[..., tuple[dict, list[dict]]],
+    draw_image: Callable[..., tuple[np.ndarray, list]],
+    annotate: Callable[..., dict],
     name: str,
     kinds: list,
 ) -> None:
     """Write both splits of a data set of boxes as ``annotations/{name}_{split}.json`` and ``{split}/*.jpg``.
 
-    ``draw_sample(folder, split, size, seed, index)`` writes an image, and returns its entry and annotations without
-    ids; `kinds` are the categories.
+    ``draw_image(rng, size)`` returns pixels, [H, W, 3] uint8 RGB, and objects; ``annotate(object, size)`` an object's
+    annotation, without ids; `kinds` are the categories.
     """
     with ThreadPoolExecutor(workers) as pool:
         for split in SPLITS:
             for part in (split, "annotations"):
                 (folder / part).mkdir(parents=True, exist_ok=True)
-            draw = partial(draw_sample, folder, split, options["image_size"], options["seed"])
+            draw = partial(_write_sample, folder, split, options, draw_image, annotate)
             images, objects = zip(*pool.map(draw, range(options[f"num_{split}"])))
             annotations = [{"id": i, **one} for i, one in enumerate(chain.from_iterable(objects), 1)]
             content = {"images": images, "annotations": annotations, "categories": kinds}
             (folder / f"annotations/{name}_{split}.json").write_text(json.dumps(content), encoding="utf-8")
 
 
-def write_jpeg(path: Path, image: np.ndarray) -> None:
-    """Write an image, [H, W, 3] uint8 RGB; cv2.imwrite would return False where the disk is full."""
-    path.write_bytes(cv2.imencode(".jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))[1].tobytes())
+def _write_sample(
+    folder: Path, split: str, options: dict, draw_image: Callable, annotate: Callable, index: int
+) -> tuple[dict, list[dict]]:
+    size, name, about = options["image_size"], f"{index + 1:06d}.jpg", {"image_id": index + 1, "iscrowd": 0}
+    image, objects = draw_image(np.random.default_rng((options["seed"], SPLITS.index(split), index)), size)
+    _write_image(folder / split / name, image[..., ::-1])
+    entry = {"id": index + 1, "file_name": name, "height": size[0], "width": size[1]}
+    return entry, [{**about, **annotate(one, size)} for one in objects]
+
+
+def _write_image(path: Path, pixels: np.ndarray) -> None:
+    """Write grey or BGR pixels; cv2.imwrite would return False where the disk is full."""
+    path.write_bytes(cv2.imencode(path.suffix, pixels, (cv2.IMWRITE_JPEG_QUALITY, 95))[1].tobytes())
 
 
 def _draw_into(folder: Path, options: dict, workers: int) -> None:
@@ -198,12 +209,12 @@ def _draw_sample(folder: Path, split: str, size: Sequence[int], seed: int, index
         annotations.append({"image_id": number, **kind, **shape})
         if area:
             segments.append({"id": i, **kind, "area": int(area), "bbox": box.astype(int).tolist()})
-    for path, pixels, options in (
-        (f"{split}/{name}.jpg", image[..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95)),
-        (f"semantic/{split}/{name}.png", labels, ()),
-        (f"panoptic/{split}/{name}.png", np.dstack([labels * 0, labels * 0, ids]), ()),  # BGR
-    ):  # cv2.imwrite would return False where the disk is full
-        (folder / path).write_bytes(cv2.imencode(path[-4:], pixels, options)[1].tobytes())
+    for path, pixels in (
+        (f"{split}/{name}.jpg", image[..., ::-1]),
+        (f"semantic/{split}/{name}.png", labels),
+        (f"panoptic/{split}/{name}.png", np.dstack([labels * 0, labels * 0, ids])),  # BGR
+    ):
+        _write_image(folder / path, pixels)
     entry = {"id": number, "file_name": f"{name}.jpg", "height": size[0], "width": size[1]}
     return entry, annotations[:-1], {"image_id": number, "file_name": f"{name}.png", "segments_info": segments}
 
