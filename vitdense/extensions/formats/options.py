@@ -31,12 +31,18 @@ def annotations(args: argparse.Namespace) -> dict[str, tuple[dict, Path]] | None
     if len(asked) > 1 or any(vars(args)[name] for name in GIVEN if not (is_split and name == "val")):
         raise ConfigError(f"{asked[0]}: got --train, --val, --images or another format as well; give {asked[0]} alone")
 
-    from vitdense.mm.data.faults import refuse
+    from vitdense.mm.data.coco import CORNERS, corner_fault, four_corners
+    from vitdense.mm.data.faults import Faults, refuse
 
-    name = asked[0].removeprefix("--")
+    name, wrong = asked[0].removeprefix("--"), Faults()
+    are_oriented = vars(args).get("oriented") or name == "dota"
     reader = getattr(import_module(f"vitdense.extensions.formats.{name}"), READERS[name])
     for split in ("train",) if is_split else ("train", "val"):
         content, folder, faults = reader(paths[asked[0]], split)
-        refuse(fault.within(asked[0]) for fault in faults)
+        for one in content["annotations"]:
+            place = one.pop("place", one["id"])
+            if are_oriented and not one["iscrowd"] and (what := corner_fault(four_corners(one))):
+                wrong.add(what, place, fix=CORNERS)
+        refuse(fault.within(asked[0]) for fault in (*faults, *wrong))
         found[split] = content, folder
     return found

@@ -8,7 +8,8 @@ the width and height of the image after its EXIF orientation.
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +42,8 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
     if not paths:
         raise ConfigError(f"{data_file}: got {split}: {entries}, expected folders of images, or text files with paths")
     folder, faults = Path(os.path.commonpath([path.parent for path in paths])), Faults()
-    images, annotations = [], []
     labels = [_label_file(path) for path in paths]
-    for i, (path, label) in enumerate(zip(paths, labels), 1):
-        size = header_size(str(path), stored=False)
-        if size is None:
-            faults.add(f"images of {split} cannot be read", path)
-            continue
-        images.append({"id": i, "file_name": path.relative_to(folder).as_posix(), "width": size[0], "height": size[1]})
-        for number, line in _lines(label) if label.exists() else ():  # an image without a file has no objects
-            try:
-                one = _object(line.split(), size, len(names))
-            except ValueError as error:
-                faults.add("lines are no objects", f"{label}:{number}: {error}")
-            else:
-                annotations.append({"id": len(annotations) + 1, "image_id": i, "iscrowd": 0, **one})
+    images, annotations = read_lines(zip(paths, labels), folder, partial(_object, num_classes=len(names)), faults)
     shared = [str(label) for label, count in Counter(labels).items() if count > 1]
     faults.add("images have the same label file as another, for names differ by suffix alone", *shared, grave=False)
     found = list(faults)
@@ -63,6 +51,34 @@ def read_yolo(data_file: Path, split: str) -> tuple[dict[str, list[dict]], Path,
         found.append(Fault(f"no image of {split} has labels; those of {paths[0]} would be in {labels[0]}"))
     categories = [{"id": i, "name": name} for i, name in enumerate(names, 1)]
     return {"images": images, "annotations": annotations, "categories": categories}, folder, found
+
+
+def read_lines(
+    pairs: Iterable[tuple[Path, Path]], folder: Path, parse: Callable[..., dict | None], faults: Faults
+) -> tuple[list[dict], list[dict]]:
+    """Images and annotations of pairs of an image and its text file, which is absent where it has no object.
+
+    ``parse(line, size)`` is a part of an annotation, or None if a line is no object; a ValueError says what is wrong.
+    Annotations have their file and line as ``place``.
+    """
+    images, annotations = [], []
+    for i, (path, label) in enumerate(pairs, 1):
+        size = header_size(str(path), stored=False)
+        if size is None:
+            faults.add(f"images in {folder} cannot be read", path)
+            continue
+        images.append({"id": i, "file_name": path.relative_to(folder).as_posix(), "width": size[0], "height": size[1]})
+        for number, line in _lines(label) if label.exists() else ():
+            place = f"{label}:{number}"
+            try:
+                one = parse(line, size)
+            except ValueError as error:
+                faults.add("lines are no objects", f"{place}: {error}")
+                continue
+            if one:
+                about = {"id": len(annotations) + 1, "image_id": i, "iscrowd": 0, "place": place}
+                annotations.append({**about, **one})
+    return images, annotations
 
 
 def _read_yaml(file: Path, split: str) -> tuple[list[str], Path, list[str]]:
@@ -130,8 +146,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line.strip()
 
 
-def _object(words: Sequence[str], size: Sequence[int], num_classes: int) -> dict[str, Any]:
+def _object(line: str, size: Sequence[int], num_classes: int) -> dict[str, Any]:
     """The object of a line as part of a COCO annotation; a ValueError says what is wrong."""
+    words = line.split()
     index, *shares = map(float, words)
     if not index.is_integer() or not 0 <= index < num_classes:
         raise ValueError(f"got class {words[0]}, expected 0 to {num_classes - 1}")

@@ -29,14 +29,10 @@ def labels(args: argparse.Namespace) -> "Labels | None":
     from vitdense.mm.config.own_data import Labels
     from vitdense.mm.data.coco import overview
 
-    if not args.base and (args.method or "rfdetr") != "rfdetr":
-        raise ConfigError(f"--keypoints: got --method {args.method}, expected rfdetr, or --base")
-    if args.masks or args.boxes or vars(args).get("oriented") or vars(args).get("dota"):
-        raise ConfigError("--masks, --boxes, --oriented, --keypoints: got several; leave all but one out")
+    if vars(args).get("oriented") or vars(args).get("dota"):
+        raise ConfigError("--oriented, --keypoints: got both; leave all but one out")
     if not args.train:
         raise ConfigError("--keypoints: expected --train and --val in COCO's format")
-    if not args.base:
-        args.method = "rfdetr"
     if len(overview(args.train).content) != 1:
         raise ConfigError(f"--keypoints: got several in {args.train}, expected one category, which has 'keypoints'")
     number = len(metainfo_of(args.train, {})["keypoints"])

@@ -4,8 +4,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdense.mm.errors import ConfigError
-
 if TYPE_CHECKING:
     from vitdense.mm.config.own_data import Labels
 
@@ -20,16 +18,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def labels(args: argparse.Namespace) -> "Labels | None":
-    """Oriented boxes; None without the option. A ConfigError if other options do not fit."""
+    """Oriented boxes; None without the option."""
     if not (args.oriented or args.dota):
         return None
 
     from vitdense.mm.config.own_data import Labels
 
-    if not args.base and (args.method or "rfdetr") != "rfdetr":
-        raise ConfigError(f"--oriented: got --method {args.method}, expected rfdetr, or --base")
-    if args.masks or args.boxes:
-        raise ConfigError("--masks, --boxes, --oriented: got several; leave all but one out")
-    if not args.base:
-        args.method = "rfdetr"
     return Labels("rfdetr_oriented_s_dota", "vitdense.OrientedDataset", fresh=(SHAPES,))

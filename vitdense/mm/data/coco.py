@@ -41,8 +41,12 @@ OVER = f"boxes reach over the edge of their image ({XYWH}); training clips them"
 BESIDE = f"masks (polygons or RLE) are beside their boxes ({XYWH})"
 WRONG_CODE = "have RLE counts that are not those of their size"
 TURNED = "boxes are turned (attributes.rotation), and training takes them unturned"
-FOUR_CORNERS = "all objects have four corners, and some are turned; training takes straight boxes, or masks"
+FOUR_CORNERS = "all masks have four corners, and some are turned; training takes straight boxes, or masks"
 ORIENTED = "`vitdense new detection --oriented` writes a config for oriented boxes"
+CORNERS = "list the four corners along the outline"
+LEAST = 1.0  # pixels of area; smaller oriented boxes have no direction
+CONVEX = 0.999  # least share of the area around corners that is in their outline
+STRAIGHT = 0.99  # share of its straight box that an object covers which is not turned
 AREAS = "areas are unlike the masks or boxes, and AP of small, medium and large objects goes by them"
 
 
@@ -202,7 +206,7 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     ignored = [item["id"] for item in annotations if item.get("iscrowd") or item.get("ignore")]
     if len(ignored) > MUCH * len(annotations):
         what = "annotations are crowds (iscrowd) or ignored (ignore), and training leaves them out"
-        fix = "CVAT marks masks so; export polygons"
+        fix = "CVAT marks masks so, export polygons; difficult objects of DOTA and VOC are crowds too"
         faults.add(what, *ignored, of="annotations", grave=False, fix=fix)
     empty = image_of.keys() - {item["image_id"] for item in annotations}
     if annotations and len(empty) > len(image_of) / 2:
@@ -215,7 +219,10 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
         found.append(Fault("boxes look like corners [x1, y1, x2, y2]", fix=f"write them anew: {XYWH}"))
     if _are_turned(items):
         found.append(Fault(FOUR_CORNERS, grave=False, fix=ORIENTED))
-    kept = (item for item in items if not (item.get("iscrowd") or item.get("ignore")))
+    kept = [item for item in items if not (item.get("iscrowd") or item.get("ignore"))]
+    of_kept, of_all = ({one["category_id"] for one in part} for part in (kept, items))
+    if names := tuple(one["name"] for one in content["categories"] if one["id"] in of_all - of_kept):
+        found.append(Fault("classes have only crowds or ignored objects: none is learned", items=names, grave=False))
     is_learned = any(not left_out(item, image_of[item["image_id"]]) for item in kept)
     if annotations and not is_learned and not any(fault.grave and not fault.of_masks for fault in found):
         what = f"all {len(annotations)} annotations are crowds, ignored or without area: none is learned"
@@ -330,9 +337,13 @@ def outline(mask: Any) -> tuple[Sequence[float], float]:
 
 def turned(annotation: Mapping) -> bool:
     """Whether an annotation has CVAT's rotation: its box is from before the rotation."""
+    return str(rotation_of(annotation) or 0).strip() not in ("0", "0.0")
+
+
+def rotation_of(annotation: Mapping) -> Any:
+    """CVAT's rotation of an annotation as it is, in degrees; None where it has none."""
     attributes = annotation.get("attributes")
-    angle = attributes.get("rotation") if isinstance(attributes, dict) else None
-    return str(angle or 0).strip() not in ("0", "0.0")
+    return attributes.get("rotation") if isinstance(attributes, dict) else None
 
 
 def _are(number: int, values: Any) -> bool:
@@ -340,10 +351,33 @@ def _are(number: int, values: Any) -> bool:
 
 
 def _are_turned(items: Sequence[Mapping]) -> bool:
-    """Whether all objects are polygons of four corners, and one is no straight box."""
-    masks = [item.get("segmentation") for item in items]
-    are_corners = all(isinstance(mask, list) and len(mask) == 1 and _are(8, mask[0]) for mask in masks)
-    return are_corners and any(outline(mask)[1] < 0.99 * math.prod(outline(mask)[0][2:]) for mask in masks)
+    """Whether all masks are polygons of four corners, and one is no straight box."""
+    corners = [four_corners(item) for item in items if item.get("segmentation")]
+    return None not in corners and any(map(is_turned, corners))
+
+
+def four_corners(annotation: Mapping) -> list[float] | None:
+    """The polygon of four points of an annotation, x and y in turn, in pixels; None where it has none."""
+    mask = annotation.get("segmentation")
+    is_one = isinstance(mask, list) and len(mask) == 1 and _are(8, mask[0]) and all(map(math.isfinite, mask[0]))
+    return mask[0] if is_one else None
+
+
+def is_turned(corners: Sequence[float]) -> bool:
+    """Whether corners, x and y in turn, are not those of a straight box."""
+    box, area = outline([corners])
+    return area < STRAIGHT * math.prod(box[2:])
+
+
+def corner_fault(corners: Sequence[float] | None) -> str | None:
+    """Why corners, x and y in turn, are no oriented box; None if they are one."""
+    if corners is None:
+        return "objects have no four corners"
+    hull = cv2.convexHull(np.float32(corners).reshape(-1, 2))  # [points, 1, 2]
+    area, around = outline([corners])[1], outline([hull])[1]
+    if not around >= LEAST:
+        return f"corners have less than {LEAST:.0f} pixel of area"
+    return "corners are in no order along the outline, for sides cross or bend in" if area < CONVEX * around else None
 
 
 def mask_fault(mask: Any, image: Mapping) -> str | None:
