@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mmengine.registry import DATASETS, METRICS, init_default_scope
 
 from vitdense.__main__ import main
 from vitdense.extensions.formats.dota import read_folder
+from vitdense.extensions.formats.options import annotations
 from vitdense.extensions.oriented.drawn import SHAPES, draw_turned
 from vitdense.extensions.oriented.labels import corner_faults, quadrilateral, with_corners
 from vitdense.extensions.oriented.metric import write_results
@@ -65,6 +67,11 @@ def test_cvat_turns_its_straight_box_clockwise():
         ({"attributes": {"rotation": 400}}, "-360 to 360"),
         ({"attributes": {"rotation": "30"}}, "-360 to 360"),
         ({"attributes": {"rotation": 1.2}}, "radians"),
+        ({"segmentation": [[math.nan, *TURNED[1:]]]}, "no four corners"),
+        ({"segmentation": [["20", *TURNED[1:]]]}, "no four corners"),
+        ({"attributes": {"rotation": math.nan}}, "-360 to 360"),
+        ({"attributes": {"rotation": True}}, "-360 to 360"),
+        ({"segmentation": None, "attributes": {"rotation": 0.0}}, "no object is turned"),
         ({"segmentation": [SQUARE]}, "no object is turned"),
         ({"segmentation": [[x + 100 for x in TURNED]]}, "outside their image"),
     ],
@@ -75,12 +82,14 @@ def test_faults(changes, what):
 
 def test_sound_corners():
     assert said(annotation(), annotation(segmentation=[SQUARE]), annotation(segmentation=[TURNED[::-1]])) == ""
+    of_cvat = [annotation(segmentation=None, attributes={"rotation": angle}) for angle in (30.0, 0.0)]
+    assert said(*of_cvat) == ""  # those that are not turned have 0
 
 
-def write_dota(root, **lines):
+def write_texts(root, labels="labelTxt", **lines):
     for split in ("train", "val"):
         for name, text in lines.items():
-            for folder, content, suffix in (("images", photo(3), ".jpg"), ("labelTxt", text.encode(), ".txt")):
+            for folder, content, suffix in (("images", photo(3), ".jpg"), (labels, text.encode(), ".txt")):
                 path = root / split / folder / f"{name}{suffix}"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
@@ -88,7 +97,7 @@ def write_dota(root, **lines):
 
 def test_a_folder_of_dota(tmp_path):
     corners = " ".join(map(str, TURNED))
-    write_dota(tmp_path, a=f"imagesource:GoogleEarth\ngsd:0.1\n{corners} ship 0\n{corners} plane 1\n", b="")
+    write_texts(tmp_path, a=f"imagesource:GoogleEarth\ngsd:0.1\n{corners} ship 0\n{corners} plane 1\n", b="")
     found, folder, faults = read_folder(tmp_path, "train")
     assert (faults, folder) == ([], tmp_path / "train/images")
     assert [one["name"] for one in found["categories"]] == ["plane", "ship"]
@@ -96,14 +105,62 @@ def test_a_folder_of_dota(tmp_path):
     assert objects == [(2, 0, [TURNED]), (1, 1, [TURNED])]
 
 
+DOTA, YOLO = f"{' '.join(map(str, TURNED))} ship 0", f"0 {' '.join(f'{v / 100}' for v in TURNED)}"
+
+
 @pytest.mark.parametrize(
-    "line", ["1 2 3 4 5 6 7 ship 0", "1 2 3 4 5 6 7 nan ship 0", "1 2 3 4 5 6 7 x ship 0", "1 2 3 4 5 6 7 8 ship 7"]
+    ("sound", "line", "what"),
+    [
+        (DOTA, "1 2 3 4 5 6 7 ship 0", "expected 8 coordinates"),
+        (DOTA, "1 2 3 4 5 6 7 8 9 10 ship 0", "expected 8 coordinates"),
+        (DOTA, "1 2 3 4 5 6 7 nan ship 0", "expected 8 coordinates"),
+        (DOTA, "1 2 3 4 5 6 7 x ship 0", "expected 8 coordinates"),
+        (DOTA, "1 2 3 4 5 6 7 8 ship 7", "0, 1 or 2"),
+        (DOTA, "1 2 3 4 5 6 7 8 ship yes", "0, 1 or 2"),
+        (DOTA, "1 2 9 9 9 2 1 9 ship 0", "in no order"),
+        (DOTA, "1 1 9 1 4 4 1 9 ship 0", "in no order"),
+        (DOTA, "1 1 2 2 3 3 4 4 ship 0", "less than 1 pixel"),
+        (YOLO, "0 .1 .2 .9 .9 .9 .2 .1 .9", "in no order"),
+        (YOLO, "0 .1 .1 .1 .1 .1 .1 .1 .1", "less than 1 pixel"),
+        (YOLO, "0 .1 .2 .9 .2 .9 .9", "no four corners"),
+        (YOLO, "0 .1 .2 .9 .2 .9 .9 .5 .9 .1 .9", "no four corners"),
+        (YOLO, "0 .5 .5 .2 .2", "no four corners"),
+        (YOLO, "0 .5 .5 .2 .2 .7", "expected the 4"),
+        (YOLO, "0 .1 .2 .9 .2 .9 .9 .1 nan", "shares of the image"),
+        (YOLO, "0 10 20 30 20 30 30 10 30", "shares of the image"),
+        (YOLO, "5 .1 .2 .9 .2 .9 .9 .1 .9", "got class 5"),
+        (YOLO, "ship .1 .2 .9 .2 .9 .9 .1 .9", "ship"),
+    ],
 )
-def test_lines_that_are_no_objects(tmp_path, line):
-    write_dota(tmp_path, a=line)
-    (fault,) = read_folder(tmp_path, "train")[2]
-    assert fault.grave
-    assert "a.txt:1: " in str(fault)
+def test_wrong_lines_are_named(tmp_path, sound, line, what):
+    write_texts(tmp_path, "labelTxt" if sound is DOTA else "labels", a=f"{sound}\n{line}")
+    (tmp_path / "data.yaml").write_text("names: [ship]\ntrain: train/images\nval: val/images\n")
+    given = {"dota": tmp_path, "yolo": None} if sound is DOTA else {"dota": None, "yolo": tmp_path / "data.yaml"}
+    others = dict.fromkeys(("voc", "train", "val", "images", "val_images"))
+    with pytest.raises(ConfigError, match=what) as caught:
+        annotations(SimpleNamespace(**given, **others, oriented=True))
+    assert "a.txt:2" in str(caught.value)
+
+
+def test_nothing_is_written_or_trained_with_wrong_corners(own, tmp_path, capsys):
+    """A text file is refused before a config is written, and a COCO file before a training starts."""
+    write_texts(tmp_path / "dota", a="1 2 9 9 9 2 1 9 ship 0\n")
+    with pytest.raises(SystemExit, match="2"):
+        main(["new", "detection", "no.py", "--dota", "dota", *OPTIONS[1:]])
+    assert not [*tmp_path.glob("no*")]
+    file = tmp_path / "own/annotations/oriented_train.json"
+    data = json.loads(file.read_text())
+    points = data["annotations"][0]["segmentation"][0]
+    points[4:] = points[6:] + points[4:6]
+    file.write_text(json.dumps(data))
+    options = ["--images", "own/train", "--val-images", "own/val", "--oriented", "--iters", "5"]
+    assert main(["new", "detection", "mine.py", *own, *options, "--base", "rfdetr_oriented_nano_shapes"]) == 2
+    assert main(["check", "mine.py"]) == 2
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", "mine.py"])
+    assert "in no order" in capsys.readouterr().err
+    assert not (tmp_path / "work_dirs").exists()
 
 
 def test_no_dota(tmp_path):
@@ -153,7 +210,7 @@ def test_new_of_yolo_and_dota(own, tmp_path):
     assert main(["new", "detection", "y.py", "--yolo", "data.yaml", *OPTIONS]) == 0
     assert load_config("y.py").train_dataloader.dataset.type == "vitdense.OrientedDataset"
     line = " ".join(map(str, TURNED))
-    write_dota(tmp_path / "dota", a=f"{line} ship 0\n", b=f"{line} plane 0\n")
+    write_texts(tmp_path / "dota", a=f"{line} ship 0\n", b=f"{line} plane 0\n")
     assert main(["new", "detection", "d.py", "--dota", "dota", *OPTIONS[1:]]) == 0
     assert load_config("d.py").model.bbox_head.num_classes == 2
 

@@ -111,7 +111,8 @@ def file_or_share(text: str) -> Path | float:
 
 def set_method(args: argparse.Namespace) -> None:
     """Set a detector's method and whether it trains on boxes only: as given, or by the memory of the machine."""
-    if args.label_kind and not args.base:
+    is_of_extension = vars(args).get("label_kind") is not None
+    if is_of_extension and not args.base:
         if args.method not in (None, "rfdetr"):
             raise ConfigError(f"--method: got {args.method} for labels of this kind, expected rfdetr, or --base")
         args.method = "rfdetr"
@@ -121,7 +122,7 @@ def set_method(args: argparse.Namespace) -> None:
             print(
                 "--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model"
             )
-    if args.label_kind and (args.masks or args.boxes):
+    if is_of_extension and (args.masks or args.boxes):
         raise ConfigError("--masks, --boxes: got one and labels of another kind; leave all but one out")
     is_rfdetr = args.method == "rfdetr"
     if (args.masks or args.weights) and not is_rfdetr:
