@@ -18,7 +18,7 @@ import numpy as np
 
 KEYS = ["mean", "std", "channels", "classes", "resize", "mask_thr", "mask_stride", "threshold", "queries"]
 KEYS += ["operating_point"]
-SAME = 0.5  # least IoU of boxes, and of masks, of the same object in `changes`
+SAME = 0.5  # least IoU of boxes, turned ones too, and of masks, of the same object in `changes`
 BLOCK = 1 << 16  # pixels of a channel that `resize_photo` makes at once, to stay in a CPU's cache
 MaybeNone = Any  # it can be None, as the model decides; type checkers demand no test (the name is typeshed's)
 
@@ -754,6 +754,22 @@ def box_iou(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
     return both / np.maximum(areas[:, None] + others_areas - both, np.finfo(np.float32).tiny)
 
 
+def turned_iou(corners: np.ndarray, others: np.ndarray) -> float:
+    """IoU of two rectangles ``[4, 2]``, x and y of corners clockwise, by Sutherland and Hodgman's clipping."""
+    shared = rows = corners.astype(float)
+    others = others.astype(float)
+    for start, side in zip(others, np.roll(others, -1, 0) - others):
+        x, y = (shared - start).T
+        inside = side[0] * y - side[1] * x  # [P], above 0 where a point is
+        kept: list[np.ndarray] = []
+        for point, after, a, b in zip(shared, np.roll(shared, -1, 0), inside, np.roll(inside, -1)):
+            kept += [point] if a >= 0 else []
+            kept += [point + (after - point) * a / (a - b)] if a * b < 0 else []
+        shared = np.array(kept).reshape(-1, 2)
+    both, area, other = (abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2 for x, y in (shared.T, rows.T, others.T))
+    return both / max(area + other - both, float(np.finfo(np.float32).tiny))
+
+
 def classes_of(found: Output) -> np.ndarray:
     """The class of every pixel, ``[H, W]``; -1 where a panoptic result has no segment."""
     if found.semantic is not None:
@@ -800,11 +816,13 @@ def matched(got: Output, want: Output) -> int:
         both = ours @ theirs.T
         union = ours.sum(1)[:, None] + theirs.sum(1) - both
         overlaps *= both >= SAME * union
-    if want.points is not None and overlaps.size:  # mean distance relative to the side of the box
+    if want.keypoints is not None and overlaps.size:  # mean distance relative to the side of the box
         sides = np.sqrt((want.boxes[:, 2:] - want.boxes[:, :2]).prod(1))[:, None]  # [wanted, 1]
-        apart = [np.abs(want.points[:, None, :, :2] - x[..., :2]).mean((2, 3)) for x in orders_of(got)]
-        apart = np.min(apart, 0)  # [wanted, found]
+        apart = np.abs(want.keypoints[:, None, :, :2] - got.keypoints[..., :2]).mean((2, 3))  # [wanted, found]
         overlaps *= apart <= (1 - SAME) * sides
+    if want.corners is not None:
+        for i, k in np.argwhere(overlaps):
+            overlaps[i, k] = turned_iou(want.corners[i], got.corners[k])
     overlaps, number = overlaps[np.argsort(-want.scores)], 0
     for row in overlaps if overlaps.size else ():
         if row.max() >= SAME:

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from kinds import photo
@@ -37,6 +39,7 @@ def test_boxes_and_polygons(write, tmp_path):
     assert content.keys() == KEYS.keys()
     assert [*faults, *examine(content).faults] == []
     box, polygon = content["annotations"]
+    assert [Path(one.pop("place")).name for one in (box, polygon)] == ["a.txt:1", "a.txt:2"]
     np.testing.assert_allclose(box.pop("bbox"), [80, 20, 40, 10])
     assert box == {"id": 1, "image_id": 1, "iscrowd": 0, "category_id": 2, "area": pytest.approx(400)}
     np.testing.assert_allclose(polygon.pop("bbox"), [20, 10, 40, 40])
@@ -73,7 +76,7 @@ STRAIGHT, TURNED = "0 0.1 0.1 0.3 0.1 0.3 0.5 0.1 0.5\n", "1 0.5 0.1 0.7 0.5 0.5
     [
         (TURNED + STRAIGHT, True),
         (STRAIGHT, False),
-        (TURNED + BOX, False),
+        (TURNED + BOX, True),
         (TURNED + "0 0.1 0.1 0.3 0.1 0.3 0.5\n", False),
         ("", False),
     ],

@@ -26,7 +26,7 @@ from vitdense.mm.heads.rfdetr.head import RFDETRHead
 from vitdense.mm.registry import METRICS
 from vitdense.results.result import Result
 from vitdense.results.tiles import detect
-from vitdense.runtime import BOUNDS, Output, Program, changes, compare_results
+from vitdense.runtime import BOUNDS, Output, Program, changes, compare_results, turned_iou
 
 SMALL = dict(num_classes=3, in_channels=32, num_queries=9, num_groups=2, num_layers=2, num_heads=(2, 4), ffn_dims=32)
 
@@ -209,7 +209,17 @@ def test_programs_are_compared_by_corners():
     moved = result(corners=want.corners + np.float32([[[0.2, 0]] * 4]))  # as coordinates in half precision
     assert not compare_results([(moved, want)], BOUNDS["float32"])[0]
     far = result(corners=want.corners + np.float32([[[60, 0]] * 4]))
-    assert changes([(far, want)])[0] == 2
+    across = result(corners=want.corners[:, :, ::-1] * [1, -1] + [7, 60])  # turned by 90 degrees in its straight box
+    for wrong in (far, across):
+        assert changes([(wrong, want)])[0] == 2
+
+
+def test_turned_iou_of_programs_is_that_of_the_metric():
+    boxes, others = some(200), some(200, seed=1)
+    others[:100, :2] = boxes[:100, :2]
+    others[:20] = boxes[:20]
+    got = [turned_iou(*(convention.corners(x).numpy() for x in pair)) for pair in zip(boxes, others)]
+    np.testing.assert_allclose(got, box_iou_rotated(boxes, others, aligned=True), atol=1e-12)
 
 
 def test_tiles_join_oriented_boxes():

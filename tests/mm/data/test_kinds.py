@@ -220,6 +220,7 @@ COCO = {  # change, what is right, words of the message
     "an object twice": (both(add("annotations", id=99)), WARNED, "box and class of another"),
     "all objects twice": (both(double), WARNED, "box and class of another"),
     "half of the objects crowds": (both(every(step=2, iscrowd=1, segmentation=rle)), WARNED, "crowds"),
+    "a class of crowds": (both(every(step=2, iscrowd=1, segmentation=rle)), WARNED, "only crowds"),
     "half of the objects ignored": (both(every(step=2, ignore=1)), WARNED, "ignore"),
     "an area of 1e11": (both(one(area=1e11)), WARNED, "area"),
     "an area in shares": (both(every(area=lambda a: a["area"] / W / H)), WARNED, "area"),
