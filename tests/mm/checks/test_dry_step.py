@@ -9,6 +9,7 @@ import torch
 
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.model import frozen
+from vitdense.mm.checks.report import look
 from vitdense.mm.checks.sets import data_sets
 from vitdense.mm.config.base import build_evaluator, build_loader, build_model
 from vitdense.mm.config.load import load_config
@@ -107,6 +108,13 @@ def test_what_cannot_be_built_is_found_before_a_training(tmp_path):
     cfg = config(BOXES, tmp_path, **{"optim_wrapper.optimizer": {"_delete_": True, "type": "SGD", "lr": 0.1}})
     found = [str(one) for one in findings(cfg, ("train",), data_sets(cfg, ("train",)))]
     assert any(line.startswith("optim_wrapper") and "weight_decay" in line for line in found)
+
+
+@pytest.mark.parametrize(("total", "named"), [(2, "train_dataloader.batch_size: got 1"), (3, "got 3, expected a mult")])
+def test_the_batch_is_the_share_of_the_total(total, named, tmp_path):
+    options = {"settings.total_batch_size": total, "optim_wrapper.accumulative_counts": 2}
+    (fault,) = look(config(MAPS, tmp_path, **options), trains=False)[0]
+    assert named in str(fault)
 
 
 @pytest.mark.parametrize(

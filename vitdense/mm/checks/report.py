@@ -1,5 +1,6 @@
 """Check a config and describe its data, printing both."""
 
+import copy
 import math
 from collections.abc import Callable
 from itertools import chain, repeat
@@ -10,6 +11,9 @@ from mmengine.device import get_device
 from vitdense.mm.checks import dry_step, findings
 from vitdense.mm.checks.schedule import warm_up
 from vitdense.mm.checks.sets import DataSet, data_sets
+from vitdense.mm.config.asked import Asked
+from vitdense.mm.config.base import run_passes
+from vitdense.mm.config.passes import SHARE_BATCH
 from vitdense.mm.data.faults import Fault, caught
 from vitdense.mm.data.images import FILES_READ
 
@@ -24,7 +28,7 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
     """Check a config, describe its data, and print both.
 
     Args:
-        cfg: From `load_config`.
+        cfg: From `load_config`; it stays as it is.
         all_files: Read every image file and label map, not only `FILES_READ` per data set.
         trains: Whether to build the model and make the dry step.
 
@@ -37,8 +41,10 @@ def look(cfg: Config, all_files: bool = False, trains: bool = True) -> tuple[lis
         for split in ("train", "val", "test")
         if cfg.get(f"{split}_cfg") is not None and cfg.get(f"{split}_dataloader")
     ]
+    cfg = copy.deepcopy(cfg)
+    faults = [*caught(run_passes, (SHARE_BATCH,), cfg, Asked())] if "train" in splits else []
     sets = data_sets(cfg, splits, None if all_files else FILES_READ)
-    faults = [*findings(cfg, splits, sets, trains)]
+    faults += findings(cfg, splits, sets, trains)
     for one in sets:
         if one.first is not one:
             _rows(one.label)(f"as {one.first.label}")

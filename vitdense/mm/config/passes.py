@@ -40,11 +40,12 @@ LOADING = (
     Pass("classes of the training data", lambda cfg, asked: follow_classes(cfg)),
     Pass("--launcher or --work-dir", run.name_run),
 )
+SHARE_BATCH = Pass("settings.total_batch_size", run.share_batch)  # `vitdense check` applies it, too
 # For a training, after `LOADING`: makes the config that is saved.
 TRAINING = (
     Pass("work folder of a training", start.check_folder),
     Pass("--amp", run.train_in),
-    Pass("settings.total_batch_size", run.share_batch),
+    SHARE_BATCH,
     Pass("--auto-scale-lr", run.scale_rate),
     Pass("log of a short run", run.log_short_runs),
     Pass("optim_wrapper.accumulative_counts", run.save_whole_steps),

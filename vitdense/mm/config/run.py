@@ -93,7 +93,8 @@ def test_in(cfg: Config, asked: Asked) -> None:
 
 def share_batch(cfg: Config, asked: Asked) -> None:
     """Set the images per process to its share of ``settings.total_batch_size``, which accumulated iterations divide."""
-    total, counts = cfg.get("settings", {}).get("total_batch_size"), cfg.optim_wrapper.get("accumulative_counts", 1)
+    total = cfg.get("settings", {}).get("total_batch_size")
+    counts = (cfg.get("optim_wrapper") or {}).get("accumulative_counts", 1)
     if total is None or not is_whole(counts):
         return  # the checks report wrong counts
     if total % (shares := get_world_size() * counts):
