@@ -101,9 +101,9 @@ def _orientation(image: Image.Image) -> int:
 def decode(content: bytes, color_type: str = "color", backend: str = "cv2") -> np.ndarray:
     """The pixels of an image file, by the arguments of mmcv's loader: BGR ``[H, W, 3]`` uint8.
 
-    OpenCV ignores the EXIF orientation of WebP and AVIF; Pillow applies it, so that all formats have the size of
-    `header_size` and appear as people see and annotate them. What is no image, or truncated (OpenCV before 4.12 would
-    fill it with grey), is a ValueError or a cv2.error.
+    OpenCV before 5 ignores the EXIF orientation of WebP and AVIF; Pillow applies it, so that all formats have the size
+    of `header_size` and appear as people see and annotate them. What is no image, or truncated (OpenCV before 4.12
+    would fill it with grey), is a ValueError or a cv2.error.
     """
     if not content:
         raise OptionError("the file is empty")
