@@ -39,7 +39,7 @@ def test_boxes_and_polygons(write, tmp_path):
     assert content.keys() == KEYS.keys()
     assert [*faults, *examine(content).faults] == []
     box, polygon = content["annotations"]
-    assert [Path(one.pop("place")).name for one in (box, polygon)] == ["a.txt:1", "a.txt:2"]
+    assert [Path(one.pop("place")).name for one in (box, polygon)] == ["a.txt:1", "a.txt:3"]
     np.testing.assert_allclose(box.pop("bbox"), [80, 20, 40, 10])
     assert box == {"id": 1, "image_id": 1, "iscrowd": 0, "category_id": 2, "area": pytest.approx(400)}
     np.testing.assert_allclose(polygon.pop("bbox"), [20, 10, 40, 40])

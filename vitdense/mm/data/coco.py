@@ -222,7 +222,7 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     kept = [item for item in items if not (item.get("iscrowd") or item.get("ignore"))]
     of_kept, of_all = ({one["category_id"] for one in part} for part in (kept, items))
     if names := tuple(one["name"] for one in content["categories"] if one["id"] in of_all - of_kept):
-        found.append(Fault("classes have only crowds or ignored objects: none is learned", items=names, grave=False))
+        found.append(Fault("classes have only crowds or ignored objects, which do not count", items=names, grave=False))
     is_learned = any(not left_out(item, image_of[item["image_id"]]) for item in kept)
     if annotations and not is_learned and not any(fault.grave and not fault.of_masks for fault in found):
         what = f"all {len(annotations)} annotations are crowds, ignored or without area: none is learned"
