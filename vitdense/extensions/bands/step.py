@@ -106,8 +106,8 @@ class Windows:
 class ByBands:
     """A mixin for mm's data preprocessors, which take `mean` and `std` of one or three bands alone."""
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], **options: Any) -> None:
+    def __init__(self, mean: Sequence[float] = (), std: Sequence[float] = (), **options: Any) -> None:
         super().__init__(**options)
-        self._enable_normalize = True
+        self._enable_normalize = len(mean) > 0  # pictures of batches have none
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(-1, 1, 1), False)
