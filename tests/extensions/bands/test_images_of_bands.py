@@ -178,6 +178,8 @@ def test_models_and_steps_that_do_not_fit_are_refused(tmp_path):
     for options, key in ((dict(bands=4), "drop_alpha"), (dict(bands=5, shown=(6, 1, 2)), "--bands")):
         with pytest.raises(OptionError, match=key):
             LoadBands(**options)
+    step = LoadBands(4, drop_alpha=True)  # arrays may come without it, as those of proofs
+    np.testing.assert_array_equal(step.load(bands(4)), step.load(bands(4)[..., :3]))
     paths = folder(tmp_path, 4)
     with pytest.raises(OptionError, match="--alpha drop"):
         about_data(paths)

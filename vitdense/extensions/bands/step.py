@@ -56,7 +56,8 @@ class LoadBands(BaseTransform):
         is_array = isinstance(image, np.ndarray)
         name = "image" if is_array else f"image {image}"
         pixels = files.with_bands(image) if is_array else files.read(image, place)
-        self.check(pixels.shape[2], name)
+        if not is_array or pixels.shape[2] != self.channels:  # of an array the last band may be left out already
+            self.check(pixels.shape[2], name)
         pixels = np.ascontiguousarray(pixels[..., : self.channels], np.float32)
         if wrong := np.count_nonzero(~np.isfinite(pixels)):
             raise OptionError(f"{name} has {wrong} values of NaN or infinity, expected numbers; replace them, as by 0")
