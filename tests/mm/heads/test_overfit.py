@@ -27,6 +27,7 @@ ROWS = [  # recipe, share of the first loss that may be left, metric, options
     ("dino_swin_nano_shapes", 0.12, BOXES, {}),  # each step has new noise to remove
     ("sparse_rcnn_swin_nano_shapes", 0.05, BOXES, {}),
     ("rfdetr_nano_shapes", 0.05, BOXES, {}),
+    ("rfdetr_seg_nano_shapes", 0.06, MASKS, {}),  # masks of 64 x 64
     ("mask2former_swin_nano_shapes", 0.06, MASKS, {}),
     ("eomt_nano_shapes", 0.09, SEGMENTS, {}),  # masks of 32 x 32: 8 % are left where free logits replace the head
     ("upernet_swin_nano_shapes", 0.05, CLASSES, UPERNET),
