@@ -272,7 +272,7 @@ def test_damaged_label_maps_are_the_first_suspects(tmp_path):
         logits[:, :, 10] = np.eye(4)[3].reshape(4, 1) * 5  # sure, and thin
         if i % 2:
             truth[100:200, 220:370] = 0 if i % 4 == 1 else truth[100, 230] % 3 + 1
-            damaged.add(image.name)
+            damaged.add(str(image))
         data = {"gt_sem_seg": truth[None], "pred_sem_seg": logits.argmax(0)[None], "seg_logits": logits}
         samples.append({key: {"data": torch.tensor(one)} for key, one in data.items()} | {"img_path": str(image)})
     metric.process({}, samples)

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import cv2
 import hotcoco
 import numpy as np
-import torch
 from mmengine.evaluator import BaseMetric
 from torch.nn import functional
 
@@ -22,7 +21,7 @@ METRICS = ("IoUMetric", "PanopticMetric")  # metrics of segmentors and of panopt
 VOID = 65535  # pixels that do not count
 SHOWN = 32  # images
 LEGEND = "Left the truth, right what was found, where it is wrong"
-DOUBTS = 20  # regions of an image
+DOUBTS, PAIRS = 20, 50  # regions of an image, and pairs of a label and the found class that have most pixels
 INSTANCE_OFFSET = 1000  # mmdet's: the id of a segment is its label + 1000 * number
 # `count_segments` -> the two sums of a class whose quotient is its quality
 QUALITY = np.array([[1, 0], [0, 1], [0, 0.5], [0, 0.5]])
@@ -54,12 +53,14 @@ class Maps(BaseMetric):
 
     Args:
         metric: The metric of the test, which sees every batch before this.
+        of_queries: Whether ``seg_logits`` are sums of probabilities over queries, as of Mask2Former, and no logits.
     """
 
     kind = "pixels"
 
-    def __init__(self, metric: BaseMetric) -> None:
+    def __init__(self, metric: BaseMetric, of_queries: bool = False) -> None:
         super().__init__(prefix="errors")
+        self.of_queries = of_queries
         self.metric, self.dataset_meta, self.images = metric, metric.dataset_meta, {}
         self.names = [*metric.dataset_meta["classes"], "nothing"]
         self.colours = np.array([*draw.distinct_colours(len(self.names) - 1), (255, 255, 255)], np.uint8)
@@ -83,7 +84,9 @@ class Maps(BaseMetric):
             small = [cv2.resize(one.astype(np.uint16), size, interpolation=cv2.INTER_NEAREST) for one in (truth, found)]
             logits = sample.get("seg_logits", {}).get("data", ())
             if len(logits) == classes:
-                self.doubts += _doubts(sample["img_path"], *small, logits, scale)
+                logits = functional.interpolate(logits[None].float(), small[0].shape, mode="bilinear")[0]  # [C, h, w]
+                shares = logits / logits.sum(0) if self.of_queries else logits.softmax(0)
+                self.doubts += _doubts(sample["img_path"], *small, shares.clamp(min=1e-6).log().cpu().numpy(), scale)
             wrong = 1 - float(right.sum() / max(confusion.sum(), 1))
             self.results.append(Looked(sample["img_path"], wrong, confused(self.names, confusion), counts, *small))
 
@@ -115,7 +118,7 @@ class Maps(BaseMetric):
         for one, score in sorted(found, key=lambda one: -one[1])[:MOST]:
             reason = f"marked as {self.names[one.label]}, found as {self.names[one.found]}"
             box = np.round(one.box, 2).tolist()
-            rows.append({"file_name": Path(one.path).name, "bbox": box, "score": round(score, 4), "reason": reason})
+            rows.append({"file_name": one.path, "bbox": box, "score": round(score, 4), "reason": reason})
             if len(rows) <= OF_SUSPECTS:
                 made.append(figures.add(one.path, self.views(one.path, figures, one.box), f"{len(rows)}. {reason}"))
         return rows, made
@@ -154,14 +157,14 @@ class Maps(BaseMetric):
         return f"<p>{' &ensp; '.join(names)}</p>"
 
 
-def _doubts(path: str, truth: np.ndarray, found: np.ndarray, logits: torch.Tensor, scale: float) -> list[Doubt]:
-    """The regions of small maps [h, w] whose labels are least likely by the logits [C, H, W] of the image."""
-    logits = functional.interpolate(logits[None].float(), truth.shape, mode="bilinear").log_softmax(1)[0].cpu().numpy()
+def _doubts(path: str, truth: np.ndarray, found: np.ndarray, logs: np.ndarray, scale: float) -> list[Doubt]:
+    """The regions of small maps [h, w] whose labels are least likely; `logs` of the classes' shares, [C, h, w]."""
     wrong, doubts = (truth != found) & (truth != VOID), []
-    for label, other in np.unique(np.stack([truth[wrong], found[wrong]], 1), axis=0).tolist():
+    pairs, counts = np.unique(np.stack([truth[wrong], found[wrong]], 1), axis=0, return_counts=True)
+    for label, other in pairs[np.argsort(-counts, kind="stable")[:PAIRS]].tolist():
         region = wrong & (truth == label) & (found == other)
         _, marks, sizes, _ = cv2.connectedComponentsWithStats(region.astype(np.uint8))
-        sums = np.bincount(marks[region], logits[label][region], len(sizes))
+        sums = np.bincount(marks[region], logs[label][region], len(sizes))
         for total, (*box, pixels) in zip(sums[1:].tolist(), sizes[1:].tolist()):
             doubts.append(Doubt(path, (total / pixels) ** 2 * pixels**0.25, np.divide(box, scale), label, other))
     return sorted(doubts, key=lambda one: -one.surprise)[:DOUBTS]

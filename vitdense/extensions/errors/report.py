@@ -51,7 +51,8 @@ def watched(runner: "Runner") -> list[BaseMetric]:
     if not coco and not of_maps:
         names = ", ".join(type(one).__name__ for one in metrics)
         raise ConfigError(f"--report: got the metrics {names}, expected {', '.join(METRICS)} or vitdense's CocoMetric")
-    made = [Maps(one) for one in of_maps[:1]]
+    of_queries = hasattr(getattr(runner.model, "decode_head", None), "num_queries")
+    made = [Maps(one, of_queries) for one in of_maps[:1]]
     metrics += made
     return made or coco
 
@@ -100,8 +101,6 @@ def _labels(target: Path, first: Judged | Maps, shown: Judged | Maps, figures: F
     """The section of labels that look wrong, by their boxes or pixels, and their file."""
     if isinstance(first, Maps):
         rows, made = first.suspects(figures)
-        if not rows:
-            return ""
     else:
         found, made = suspects(first), []
         rows = as_results(found, first)
@@ -109,5 +108,7 @@ def _labels(target: Path, first: Judged | Maps, shown: Judged | Maps, figures: F
             about, more = one.object and one.object["id"], [Drawn(one.boxes[0], "", FOUND)]
             made.append(shown.figure(figures, one.image, one.boxes, f"{i}. {one.reason}", about=about, more=more))
     page.write_json(target / "suspects.json", rows)
+    if not rows:
+        return ""
     note = f"{len(rows)} suspects, the most certain first; suspects.json has all of them, with boxes."
     return page.section("Labels that look wrong", note, page.card("Left the truth, right what was found.", made))
