@@ -28,6 +28,7 @@ from vitdense.results.result import Result
 from vitdense.results.tiles import detect
 from vitdense.runtime import BOUNDS, Output, Program, changes, compare_results, turned_iou
 
+MINOR = int(torch.__version__.split(".")[1])  # of torch 2
 SMALL = dict(num_classes=3, in_channels=32, num_queries=9, num_groups=2, num_layers=2, num_heads=(2, 4), ffn_dims=32)
 
 
@@ -262,6 +263,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.skipif(MINOR < 8, reason="torch 2.7 finds no program of all sizes")
 def test_from_the_training_to_the_runtime(trained):
     work = str(trained / "work")
     for tiles in ([], ["--tiles", "96"]):
@@ -279,6 +281,7 @@ def test_from_the_training_to_the_runtime(trained):
     assert np.abs(got.corners[0] - found.corners[0]).max() < 1e-2
 
 
+@pytest.mark.skipif(MINOR < 8, reason="torch 2.7 finds no program of all sizes")
 def test_a_program_of_photos(trained):
     photos, program = sorted(map(str, (trained / "own/val").iterdir())), str(trained / "photos.onnx")
     command = ["export", str(trained / "work"), "--to", "onnx", "--with-preprocessing", "--no-proof", "--images"]
