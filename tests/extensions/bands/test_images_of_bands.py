@@ -26,12 +26,13 @@ from vitdense.runtime import Program
 SEGMENTOR = "upernet_swin_nano_shapes"
 PLANES = dict(photometric="minisblack", planarconfig="separate")
 SAMPLES = dict(photometric="minisblack", planarconfig="contig")
+UNTURNED = dict(extratags=[(274, 3, 1, 0)])  # Orientation, as some writers leave it
 WRITERS = {
     "samples.tif": lambda path, x: tifffile.imwrite(path, x, **SAMPLES),
     "planes.tif": lambda path, x: tifffile.imwrite(path, np.moveaxis(x, -1, 0), **PLANES),
     "pages.tif": lambda path, x: tifffile.imwrite(path, np.moveaxis(x, -1, 0)),
     "deflate.TIFF": lambda path, x: tifffile.imwrite(path, x, compression="zlib", tile=(16, 16), **SAMPLES),
-    "strips.tif": lambda path, x: tifffile.imwrite(path, x, compression="zlib", rowsperstrip=5, **SAMPLES),
+    "strips.tif": lambda path, x: tifffile.imwrite(path, x, compression="zlib", rowsperstrip=5, **SAMPLES, **UNTURNED),
     "tiled_planes.tif": lambda path, x: tifffile.imwrite(path, np.moveaxis(x, -1, 0), tile=(16, 32), **PLANES),
     "zipped_pages.tif": lambda path, x: tifffile.imwrite(path, np.moveaxis(x, -1, 0), compression="zlib"),
     "array.npy": np.save,
@@ -40,6 +41,15 @@ WRITERS = {
 
 def bands(number=5, dtype="uint16", seed=0):
     return np.random.default_rng(seed).integers(0, 250, (24, 40, number)).astype(dtype)
+
+
+def pages():
+    return np.moveaxis(bands(), -1, 0)
+
+
+def ome(path):
+    tifffile.imwrite(path, pages(), ome=True)
+    return path.read_bytes()
 
 
 def folder(root, number=5, suffix=".tif", dtype="uint16", factor=1):
@@ -154,6 +164,8 @@ def test_a_constant_fourth_band_changes_nothing_and_weights_spread_by_the_rule()
         (lambda path: path.write_bytes(path.read_bytes()[:40]), "cannot be read"),
         (lambda path: Image.new("RGB", (40, 24)).save(path, compression="tiff_lzw"), "imagecodecs"),
         (lambda path: tifffile.imwrite(path, np.zeros((2, 24, 40, 3), "uint8"), photometric="rgb"), "[H, W"),
+        (lambda path: tifffile.imwrite(path, pages(), volumetric=True, compression="zlib"), "ImageDepth is 5"),
+        (lambda path: path.write_bytes(ome(path).replace(b'SizeC="5"', b'SizeC="7"')), "2 of 7 planes"),
     ],
 )
 def test_files_that_cannot_be_used_are_said_before_a_training(damage, key, tmp_path):

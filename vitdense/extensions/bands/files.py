@@ -76,7 +76,7 @@ def _opened(path: str | Path) -> Iterator[Any]:
         except ModuleNotFoundError as error:
             raise OptionError("it needs tifffile: pip install 'vitdense[bands]'") from error
         with tifffile.TiffFile(path) as tiff:
-            if (turn := tiff.pages[0].tags.valueof("Orientation", 1)) != 1:
+            if (turn := tiff.pages[0].tags.valueof("Orientation", 1)) in range(2, 9):
                 raise OptionError(f"its tag Orientation is {turn}, so that it is shown turned; store it turned, as 1")
             yield tiff.series[0]
     except Exception as error:  # readers have no error in common
@@ -102,7 +102,7 @@ def _empty(series: Any) -> np.ndarray:
 
 
 def _check(series: Any) -> None:
-    """Raise an OptionError for a compression that tifffile alone cannot read, or a file that is cut."""
+    """Raise an OptionError for a volume, a compression that tifffile alone cannot read, or planes that are absent."""
     from tifffile import TIFF as KNOWN
 
     page, end = series.keyframe, series.keyframe.parent.filehandle.size
@@ -110,6 +110,10 @@ def _check(series: Any) -> None:
         KNOWN.DECOMPRESSORS[page.compression], KNOWN.UNPREDICTORS[page.predictor]
     except KeyError as error:
         raise OptionError(f"{error.args[0]}: pip install imagecodecs, or write it with deflate") from error
+    if page.imagedepth > 1:
+        raise OptionError(f"its tag ImageDepth is {page.imagedepth}, so a volume; write its planes as pages or samples")
+    if missing := sum(one is None for one in series.pages):
+        raise OptionError(f"{missing} of {len(series.pages)} planes of the series are missing; write it anew")
     ends = [np.add(one.dataoffsets, one.databytecounts).max() for one in series.pages]
     if max(*ends, 0 if series.dataoffset is None else series.dataoffset + series.nbytes) > end:
         raise OptionError(f"the file is cut after {end} bytes")
