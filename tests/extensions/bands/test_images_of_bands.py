@@ -184,7 +184,7 @@ def test_models_and_steps_that_do_not_fit_are_refused(tmp_path):
     cfg, steps = load_config(SEGMENTOR), [dict(type="vitdense.LoadBands", bands=5)]
     with pytest.raises(OptionError, match="in_channels: got 3"):
         images.examiner(steps, cfg)
-    colours = [dict(type="LoadBands", bands=3), dict(type="RandomApply", transforms=[dict(type="mmdet.Color")])]
+    colours = [{**steps[0], "bands": 3}, dict(type="RandomApply", transforms=[dict(type="mmdet.Color")])]
     with pytest.raises(OptionError, match=r"Color.*may stay"):
         images.examiner(colours, cfg)
     for options, key in ((dict(bands=4), "drop_alpha"), (dict(bands=5, shown=(6, 1, 2)), "--bands")):
