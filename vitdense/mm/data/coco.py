@@ -43,6 +43,7 @@ WRONG_CODE = "have RLE counts that are not those of their size"
 TURNED = "boxes are turned (attributes.rotation), and training takes them unturned"
 FOUR_CORNERS = "all masks have four corners, and some are turned; training takes straight boxes, or masks"
 ORIENTED = "`vitdense new detection --oriented` writes a config for oriented boxes"
+ALL_CORNERS = f"{ORIENTED}, once the objects without a mask have four corners too"
 CORNERS = "list the four corners along the outline"
 LEAST = 1.0  # pixels of area; smaller oriented boxes have no direction
 CONVEX = 0.999  # least share of the area around corners that is in their outline
@@ -217,8 +218,10 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     items = [item for item in items if item["image_id"] in image_of]
     if _are_corners([(item["bbox"], image_of[item["image_id"]]) for item in items]):
         found.append(Fault("boxes look like corners [x1, y1, x2, y2]", fix=f"write them anew: {XYWH}"))
-    if _are_turned(items):
-        found.append(Fault(FOUR_CORNERS, grave=False, fix=ORIENTED))
+    counted = [item for item in items if not item.get("iscrowd")]
+    if _are_turned(counted):
+        lack = any(not item.get("segmentation") and rotation_of(item) is None for item in counted)
+        found.append(Fault(FOUR_CORNERS, grave=False, fix=ALL_CORNERS if lack else ORIENTED))
     kept = [item for item in items if not (item.get("iscrowd") or item.get("ignore"))]
     of_kept, of_all = ({one["category_id"] for one in part} for part in (kept, items))
     if names := tuple(one["name"] for one in content["categories"] if one["id"] in of_all - of_kept):
