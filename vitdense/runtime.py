@@ -287,12 +287,12 @@ class Program:
         if not forms or not {"mean", "std", "channels", "classes", "resize", FORMS[forms[0]]} <= about.keys():
             raise ValueError(
                 f"{path}: got outputs {outputs[:9]} and metadata {sorted(about)}, expected a file of vitdense export "
-                f"with one of {[*FORMS]}, exported without --maps from a config that reads photos of 8 bits and "
-                f"resizes them in one step at most; for others, run the file in its engine on normalised images"
+                f"with one of {[*FORMS]}, exported without --maps from a config that reads photos of 8 bits, or bands, "
+                f"and resizes them in one step at most; for others, run the file in its engine on normalised images"
             )
         channels = about["channels"]
         bands = 3 if isinstance(channels, str) or wrong else channels[0]
-        if not wrong and {len(about["mean"] or "1"), len(about["std"] or "1")} - {1, bands}:
+        if not wrong and {len(about["mean"] or [0]), len(about["std"] or [0])} - {1, bands}:
             wrong.append("mean or std of other channels")
         if wrong:
             raise ValueError(f"{path}: got metadata {', '.join(wrong)}, which no export writes; export the model again")
@@ -319,7 +319,10 @@ class Program:
         return self.read(self.run(self.batch(image)), image.shape[:2], score_thr)
 
     def batch(self, image: np.ndarray) -> np.ndarray:
-        """The batch that the file takes, from a photo; for errors see `__call__`."""
+        """The batch that the file takes, from an image; for it and errors see `__call__`.
+
+        It is [1, H, W, bands] where `of_photos`, else resized and normalised, [1, bands, h, w]; RGB are three bands.
+        """
         channels, is_array = self.about["channels"], isinstance(image, np.ndarray)
         of_bands = isinstance(channels, list)
         fits = is_array and image.ndim == 3 and image.size and image.shape[2] in (channels if of_bands else [3])
@@ -336,8 +339,8 @@ class Program:
         if not min(seen):
             raise ValueError(f"image: got {list(size)} pixels, which the resize of the program makes {list(seen)}")
         if self.of_photos:
-            return np.ascontiguousarray(image[None])  # [1, H, W, 3]
-        return np.ascontiguousarray(normalised(image, seen, self.about).astype(self._engine.dtype))  # [1, 3, h, w]
+            return np.ascontiguousarray(image[None])  # [1, H, W, bands]
+        return np.ascontiguousarray(normalised(image, seen, self.about).astype(self._engine.dtype))  # [1, bands, h, w]
 
     def run(self, batch: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs for a batch, by name; a ValueError if the engine fails."""

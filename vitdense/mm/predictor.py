@@ -248,7 +248,9 @@ class ImageReader:
         self.own_reader = None if is_known or self.loader else first
 
     def pixels(self, image: Images) -> np.ndarray:
-        """The pixels of an image, [H, W, 3] uint8 RGB, as the config's reader gives them; see `read_pixels`."""
+        """The pixels of an image as the config's reader gives them: [H, W, 3] uint8 RGB, see `read_pixels`; of a
+        `loader` [H, W, bands], numbers as in the files.
+        """
         return self.loader.load(image) if self.loader else read_pixels(image, **self._reads)
 
     def picture(self, pixels: np.ndarray) -> np.ndarray:
@@ -256,7 +258,7 @@ class ImageReader:
         return self.loader.picture(pixels) if self.loader else pixels
 
     def inputs(self, image: Images, pixels: np.ndarray) -> Mapping[str, Any]:
-        """Run the pipeline on an image whose pixels were read: ``inputs`` ``[3, h, w]`` and ``data_samples``.
+        """Run the pipeline on an image whose pixels were read: ``inputs`` ``[bands, h, w]`` and ``data_samples``.
 
         With an `own_reader` the file is decoded again.
         """
