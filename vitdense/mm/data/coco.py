@@ -222,12 +222,14 @@ def examine(content: Mapping[str, list[dict]]) -> Samples:
     if _are_turned(counted):
         lack = any(not item.get("segmentation") and rotation_of(item) is None for item in counted)
         found.append(Fault(FOUR_CORNERS, grave=False, fix=ALL_CORNERS if lack else ORIENTED))
-    kept = [item for item in items if not (item.get("iscrowd") or item.get("ignore"))]
-    of_kept, of_all = ({one["category_id"] for one in part} for part in (kept, items))
-    if names := tuple(one["name"] for one in content["categories"] if one["id"] in of_all - of_kept):
-        found.append(Fault("classes have only crowds or ignored objects, which do not count", items=names, grave=False))
-    is_learned = any(not left_out(item, image_of[item["image_id"]]) for item in kept)
-    if annotations and not is_learned and not any(fault.grave and not fault.of_masks for fault in found):
+    kept = [item for item in counted if not item.get("ignore")]
+    learned = [item for item in kept if not left_out(item, image_of[item["image_id"]])]
+    of_learned, of_all = ({one["category_id"] for one in part} for part in (learned, items))
+    names = tuple(one["name"] for one in content["categories"] if one["id"] in of_all - of_learned)
+    if learned and names:
+        what = "classes have only crowds, ignored objects, or boxes without area or outside: training leaves them out"
+        found.append(Fault(what, items=names, grave=False))
+    if annotations and not learned and not any(fault.grave and not fault.of_masks for fault in found):
         what = f"all {len(annotations)} annotations are crowds, ignored or without area: none is learned"
         found.append(Fault(what, fix=XYWH))
     samples, crowds = samples_of(content, annotations, found), sum(bool(item.get("iscrowd")) for item in annotations)
