@@ -55,7 +55,7 @@ def test_from_a_base(new):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--method", "cascade", "--keypoints"], "expected rfdetr"),
+        (["--method", "cascade", "--keypoints"], "--keypoints: got --method cascade"),
         (["--method", "rfdetr", "--keypoints", "--masks"], "leave all but one out"),
         (["--base", "rfdetr_keypoints_nano_figures", "--iters", "5"], "for its labels"),
         (["--base", "rfdetr_nano_shapes", "--keypoints", "--iters", "5"], "expected vitdense.KeypointDataset"),

@@ -218,8 +218,8 @@ def test_new_of_yolo_and_dota(own, tmp_path):
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--oriented", "--method", "cascade"], "expected rfdetr"),
-        (["--oriented", "--masks"], "leave all but one out"),
+        (["--oriented", "--method", "cascade"], "--oriented: got --method cascade"),
+        (["--oriented", "--masks"], "--oriented: got --masks"),
         (["--dota", "x", "--oriented"], "give --dota alone"),
         (["--keypoints", "--oriented"], "leave all but one out"),
         (["--dota", "x", "--voc", "y"], "give --voc alone"),

@@ -37,4 +37,4 @@ def labels(args: argparse.Namespace) -> "Labels | None":
         raise ConfigError(f"--keypoints: got several in {args.train}, expected one category, which has 'keypoints'")
     number = len(metainfo_of(args.train, {})["keypoints"])
     options = {"model.bbox_head.num_keypoints": number}
-    return Labels("rfdetr_keypoints_coco", "vitdense.KeypointDataset", options, (ROWS,), in_tiles=False)
+    return Labels("--keypoints", "rfdetr_keypoints_coco", "vitdense.KeypointDataset", options, (ROWS,), in_tiles=False)

@@ -24,4 +24,5 @@ def labels(args: argparse.Namespace) -> "Labels | None":
 
     from vitdense.mm.config.own_data import Labels
 
-    return Labels("rfdetr_oriented_s_dota", "vitdense.OrientedDataset", fresh=(SHAPES,))
+    option = "--oriented" if args.oriented else "--dota"
+    return Labels(option, "rfdetr_oriented_s_dota", "vitdense.OrientedDataset", fresh=(SHAPES,))

@@ -111,19 +111,19 @@ def file_or_share(text: str) -> Path | float:
 
 def set_method(args: argparse.Namespace) -> None:
     """Set a detector's method and whether it trains on boxes only: as given, or by the memory of the machine."""
-    is_of_extension = vars(args).get("label_kind") is not None
-    if is_of_extension and not args.base:
-        if args.method not in (None, "rfdetr"):
-            raise ConfigError(f"--method: got {args.method} for labels of this kind, expected rfdetr, or --base")
-        args.method = "rfdetr"
+    if kind := vars(args).get("label_kind"):
+        if args.masks or args.boxes:
+            raise ConfigError(f"{kind.option}: got --masks or --boxes as well; leave all but one out")
+        if not args.base:
+            if args.method not in (None, "rfdetr"):
+                raise ConfigError(f"{kind.option}: got --method {args.method}, expected rfdetr, or --base")
+            args.method = "rfdetr"
     if not args.method and not args.base:
         args.method = "cascade" if vars(args).get("backbone") or _gpu_memory() >= MIN_MEMORY else "rfdetr"
         if args.method == "rfdetr":
             print(
                 "--method rfdetr, for there is no GPU of 8 GB; --masks adds masks, --method cascade is a larger model"
             )
-    if is_of_extension and (args.masks or args.boxes):
-        raise ConfigError("--masks, --boxes: got one and labels of another kind; leave all but one out")
     is_rfdetr = args.method == "rfdetr"
     if (args.masks or args.weights) and not is_rfdetr:
         raise ConfigError("--masks, --weights: they belong to --method rfdetr; leave them out")

@@ -38,6 +38,7 @@ CLASS_HEADS = r"bbox_head\.(selections\.\d+\.)?classes\..+"  # RF-DETR's, not lo
 class Labels:
     """A kind of labels of an extension, for a detector."""
 
+    option: str  # that asks for them
     recipe: str  # name
     dataset: str  # type of the data sets
     options: Mapping[str, Any] = field(default_factory=dict)  # other values of the config, by dotted keys
