@@ -17,6 +17,17 @@ from vitdense.mm.config.query import drop_weights, loads_labels, nodes
 IMAGES, STEPS, WARM_UP = 8, 300, 20
 BOXES, MASKS, SEGMENTS, CLASSES = "coco/bbox_mAP", "coco/segm_mAP", "coco_panoptic/PQ", "mIoU"
 PER_CENT = (SEGMENTS, CLASSES)
+TRUNK = {"embed_dims": 128, "depth": 6, "num_heads": 4}
+LWDETR = {  # RF-DETR's head on another trunk and neck
+    "model.backbone.arch": {**TRUNK, "layer_scale": 0.1, "class_token": False, "qkv_bias": "no_key"},
+    "model.backbone.out_norm": "none",
+    "model.neck.norm": "batch",
+}
+PMT = {  # on EoMT's data; the trunk is not frozen, for its weights are random
+    "model.backbone": {"_delete_": True, "type": "vitdense.TokenViT", "arch": {**TRUNK, "patch_size": 8}},
+    "model.backbone.out_norm": "shared",
+    "model.panoptic_head": {"type": "vitdense.PMTHead", "in_channels": [128] * 4, "num_heads": 4},
+}
 # With mmseg's std of 0.01, all 32 units before the classifier die in pixels of rare classes.
 CLASSIFIER = {"type": "Normal", "std": 0.2, "override": {"name": "conv_seg"}}
 UPERNET = {f"model.{head}.init_cfg": CLASSIFIER for head in ("decode_head", "auxiliary_head")}
@@ -27,10 +38,13 @@ ROWS = [  # recipe, share of the first loss that may be left, metric, options
     ("dino_swin_nano_shapes", 0.12, BOXES, {}),  # each step has new noise to remove
     ("sparse_rcnn_swin_nano_shapes", 0.05, BOXES, {}),
     ("rfdetr_nano_shapes", 0.05, BOXES, {}),
+    ("rfdetr_nano_shapes", 0.05, BOXES, LWDETR),
     ("rfdetr_seg_nano_shapes", 0.06, MASKS, {}),  # masks of 64 x 64
     ("rfdetr_keypoints_nano_figures", 0.05, "coco/keypoints_mAP", {}),  # a likelihood: falls below 0
+    ("rfdetr_oriented_nano_shapes", 0.05, "coco/oriented_mAP", {}),
     ("mask2former_swin_nano_shapes", 0.06, MASKS, {}),
     ("eomt_nano_shapes", 0.09, SEGMENTS, {}),  # masks of 32 x 32: 8 % are left where free logits replace the head
+    ("eomt_nano_shapes", 0.09, SEGMENTS, PMT),
     ("upernet_swin_nano_shapes", 0.05, CLASSES, UPERNET),
 ]
 
