@@ -256,12 +256,13 @@ def test_pixels_and_segments_are_those_of_the_metrics(tmp_path):
         assert page.read_text().count("<img") == 3
 
 
-def test_damaged_label_maps_are_the_first_suspects(tmp_path):
+@pytest.mark.parametrize("of_queries", [False, True])
+def test_damaged_label_maps_are_the_first_suspects(of_queries, tmp_path):
     mmseg = pytest.importorskip("mmseg.evaluation")
     rng, samples, damaged = np.random.default_rng(9), [], set()
     metric = mmseg.IoUMetric(ignore_index=255, collect_device="cpu")
     metric.dataset_meta = {"classes": ("ground", *CLASSES)}
-    looked = Maps(metric)
+    looked = Maps(metric, of_queries)
     for i in range(10):
         image, truth = tmp_path / f"{i}.png", np.zeros((400, 600), int)
         cv2.imwrite(str(image), np.full((400, 600, 3), 90, np.uint8))
@@ -270,6 +271,9 @@ def test_damaged_label_maps_are_the_first_suspects(tmp_path):
         logits = 4.0 * np.eye(4)[truth].transpose(2, 0, 1) + rng.normal(0, 0.5, (4, 400, 600))
         logits[:, 300:360, 60:400] = np.array([0.3, 0.5, 0, 0]).reshape(4, 1, 1)  # large, and the model is not sure
         logits[:, :, 10] = np.eye(4)[3].reshape(4, 1) * 5  # sure, and thin
+        if of_queries:
+            logits = 0.3 * np.exp(logits) / np.exp(logits).sum(0)
+            logits[:, 100:110, 25:40] = 0  # no query is here
         if i % 2:
             truth[100:200, 220:370] = 0 if i % 4 == 1 else truth[100, 230] % 3 + 1
             damaged.add(str(image))

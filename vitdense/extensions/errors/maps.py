@@ -85,7 +85,7 @@ class Maps(BaseMetric):
             logits = sample.get("seg_logits", {}).get("data", ())
             if len(logits) == classes:
                 logits = functional.interpolate(logits[None].float(), small[0].shape, mode="bilinear")[0]  # [C, h, w]
-                shares = logits / logits.sum(0) if self.of_queries else logits.softmax(0)
+                shares = functional.normalize(logits + 1e-6, 1, 0) if self.of_queries else logits.softmax(0)
                 self.doubts += _doubts(sample["img_path"], *small, shares.clamp(min=1e-6).log().cpu().numpy(), scale)
             wrong = 1 - float(right.sum() / max(confusion.sum(), 1))
             self.results.append(Looked(sample["img_path"], wrong, confused(self.names, confusion), counts, *small))
