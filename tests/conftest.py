@@ -16,12 +16,14 @@ import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from packaging.version import Version
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -200,6 +202,11 @@ def brute_force_attention(attention, x, size):
 
     out = attend_windows_by_hand(spec, size, qkv.unflatten(-1, (3, spec.num_heads, -1)), logit)
     return out @ attention.proj.weight.double().T + attention.proj.bias.double()
+
+
+def timm_since(first: str) -> pytest.MarkDecorator:
+    """A mark of what is compared with a part of timm that older versions, which the package allows, lack."""
+    return pytest.mark.skipif(Version(version("timm")) < Version(first), reason=f"needs timm {first} or later")
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

@@ -22,7 +22,7 @@ from vitdense.ops.table import BUILD_COMMAND
 PACKAGES = {
     "torch": ("torch>=2.6", "everything"),
     "torchvision": ("torchvision>=0.21", "stand-in for the compiled ops of mmcv"),
-    "timm": ("timm>=1.0.20", "building blocks, weights by name"),
+    "timm": ("timm>=1.0.21", "building blocks, weights by name"),
     "safetensors": ("safetensors>=0.8", "reading checkpoints"),
     "mmengine": ("onedl-mmengine>=0.10.11", "runner and registries of mmdet and mmseg"),
     "mmcv": ("onedl-mmcv>=2.3.6", "ops and transforms of mmdet and mmseg"),

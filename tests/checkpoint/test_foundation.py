@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 import timm
 import torch
-from conftest import add_row, assert_same_tensors, of_prefix, relative_error
+from conftest import add_row, assert_same_tensors, of_prefix, relative_error, timm_since
 from torch import nn
 
 from vitdense import ViT
@@ -371,6 +371,7 @@ def whole_patches(x, side=14):
     return nn.functional.pad(x, (0, -x.shape[3] % side, 0, -x.shape[2] % side))
 
 
+@timm_since("1.0.28")
 @pytest.mark.parametrize("gated", [False, True], ids=["base", "giant"])
 @torch.no_grad()
 def test_tipsv2_of_timm(gated):
@@ -423,6 +424,7 @@ def radio(name, **sizes):
     return ViT(arch, pretrain_img_size=image, out_norm="none", out_indices=(0, 1, 2)).eval()
 
 
+@timm_since("1.0.31")
 @pytest.mark.parametrize("release", ["base_v3", "so400m_v4", "huge_v4"])
 @torch.no_grad()
 def test_c_radio_of_timm(release):

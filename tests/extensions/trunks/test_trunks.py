@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import timm
 import torch
+from conftest import timm_since
 from torch import nn
 
 import vitdense
@@ -18,12 +19,15 @@ from vitdense.families import find_model, row_of
 
 # One of an architecture: plain, with windows of several kinds, convolutions that round a stride up, down or not at all.
 FEW = ("test_vit", "test_convnext", "test_resnet")
-QUICK = (*FEW[1:], "test_vit2", "test_byobnet", "test_efficientnet", "test_nfnet", "test_mambaout")
+QUICK = (*FEW[1:], "test_vit2", "test_byobnet", "test_efficientnet", "test_mambaout")
 LARGER = (
     *("swin_tiny_patch4_window7_224", "mvitv2_tiny", "hieradet_small", "maxvit_rmlp_pico_rw_256", "davit_tiny"),
     *("pvt_v2_b0", "edgenext_xx_small", "mobilenetv4_conv_small_035", "xcit_nano_12_p16_224", "efficientvit_b0"),
 )
-every = pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)])
+LATER = pytest.param("test_nfnet", marks=timm_since("1.0.31"))
+every = pytest.mark.parametrize(
+    "name", [*QUICK, LATER, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGER)]
+)
 few = pytest.mark.parametrize("name", FEW)
 
 
@@ -101,7 +105,7 @@ def test_lora_trains_only_updates_and_is_refused_without_effect():
         TimmTrunk("eva02_tiny_patch14_224", finetune="lora")
 
 
-@few
+@pytest.mark.parametrize("name", [*FEW[:2], pytest.param(FEW[2], marks=timm_since("1.0.31"))])
 def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(name):
     kept, grads = [], []
     for with_cp in (False, True):
