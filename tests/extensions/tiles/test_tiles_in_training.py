@@ -201,8 +201,9 @@ def test_new_writes_a_config_that_trains_validates_and_resumes(tmp_path):
             Image.fromarray(paint((200, 200), of_image)).save(f"{split}/{i}.png")
     start = "new detection --train train.json --val val.json --images train --val-images val"
     start = f"{start} --boxes --base cascade_rcnn_swin_nano_shapes".split()
-    status, printed = run_command([*start, "--tiles", "0", "mine.py"])
-    assert (status, "tiles" in printed) == (2, True), printed
+    for side, said in (("0", "tiles"), ("256", "tiles of 256 pixels and images of at most 200x200")):
+        status, printed = run_command([*start, "--tiles", side, "mine.py"])
+        assert (status, said in printed, Path("mine.py").exists()) == (2, True, False), printed
     succeed([*start, "--tiles", "128", "mine.py"])
     inside = load_config("mine.py").train_dataloader.dataset.dataset
     assert (inside.type, inside.metainfo.classes) == ("vitdense.CocoDataset", ("a", "b"))

@@ -64,9 +64,7 @@ class TiledDataset:
             used += [(i, row) for row in is_used.nonzero()[0].tolist()]
             largest = np.maximum(largest, size)
         self.windows = np.array(used, np.int64).reshape(-1, 2)  # [N, 2]: image, and tile of the image
-        if (largest < side).all():
-            got = f"got tiles of {side} pixels and images of at most {by(largest[::-1].tolist())}"
-            raise ConfigError(f"tiles: {got}, expected larger images; give a smaller side, or train without tiles")
+        refuse_large(side, largest)
 
     def _tiles(self, info: Mapping[str, Any]) -> tuple[np.ndarray, Sequence[int], np.ndarray]:
         """The tiles of an image, [tiles, 4], its height and width, and `shares_of` its objects."""
@@ -113,6 +111,13 @@ class TiledDataset:
                 return data
             idx = np.random.randint(len(self))  # noqa: NPY002 -- by the seed of the sample, as in mmengine
         raise ConfigError(f"tiles: no usable image in {self.dataset.max_refetch + 1} draws; see the warnings before")
+
+
+def refuse_large(side: int | Sequence[int], largest: np.ndarray) -> None:
+    """Raise a ConfigError for tiles larger than all images; `largest` is their greatest height and width, [2]."""
+    if (largest < side).all():
+        got = f"got tiles of {side} pixels and images of at most {by(largest[::-1].tolist())}"
+        raise ConfigError(f"tiles: {got}, expected larger images; give a smaller side, or train without tiles")
 
 
 def shares_of(boxes: np.ndarray, tiles: np.ndarray, size: Sequence[int]) -> np.ndarray:

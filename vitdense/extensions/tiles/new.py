@@ -14,7 +14,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def wrapped(args: argparse.Namespace, data: "Data") -> "Wrapped | None":
     """A data set of tiles, and loops that join results; None without ``--tiles``. Keypoints are a ConfigError."""
-    from vitdense.extensions.tiles.dataset import densest_of
+    import numpy as np
+
+    from vitdense.extensions.tiles.dataset import densest_of, refuse_large
     from vitdense.mm.config.own_data import Wrapped
     from vitdense.mm.data.coco import parse
     from vitdense.mm.errors import ConfigError
@@ -24,6 +26,7 @@ def wrapped(args: argparse.Namespace, data: "Data") -> "Wrapped | None":
     if args.label_kind and not args.label_kind.in_tiles:
         raise ConfigError("--tiles: got keypoints too, which tiles do not join; leave one out")
     tiles, content = {"side": args.tiles, "overlap": 0.2}, data.written.get(args.train) or parse(args.train)
+    refuse_large(args.tiles, np.max([(one["height"], one["width"]) for one in content["images"]], axis=0))
     densest = densest_of(content, **tiles)
     print(f"tiles join in validation and test; predict and load take them as an option: --tiles {args.tiles}")
     loops = {f"{split}_cfg": {"type": f"vitdense.Tiled{split.title()}Loop", **tiles} for split in ("val", "test")}
