@@ -122,6 +122,13 @@ def test_other_engines_are_reached_by_a_function(program):
     assert "ask it for float32" in text
 
 
+def test_a_torch_program_of_the_same_name_leaves_the_proof(program):
+    proof, folder = program.with_suffix(".proof"), program.parent
+    before, args = proof.read_bytes(), Namespace(proof=True, with_preprocessing=False)
+    export(make(folder), str(folder / "random.pth"), Wish(program.with_suffix(".pt2"), "pt2"), args=args)
+    assert proof.read_bytes() == before
+
+
 def test_bad_files_are_one_line(program, export_of, tmp_path, capsys):
     path, proof = tmp_path / "program.onnx", tmp_path / "program.proof"
 

@@ -21,9 +21,11 @@ def after(args: argparse.Namespace, program: Path, model: "Made", cfg: "Config")
     from vitdense.extensions.proof.make import write_proof
     from vitdense.extensions.proof.part import PARTS, proof_of_part
 
+    if model.wish.to != "onnx":  # a proof of this name is another program's
+        return
     path = program.with_suffix(".proof")
     path.unlink(missing_ok=True)  # the proof of an earlier program
-    if not args.proof or model.wish.to != "onnx" or model.wish.maps:
+    if not args.proof or model.wish.maps:
         return
     if not model.is_read:
         print_log(f"{path}: not written; the program takes normalised arrays, no photos or bands", "current")
