@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from conftest import REPO, assert_same_tensors
+from conftest import REPO, assert_same_tensors, timm_since
 from safetensors.torch import save_file
 from timm.models.vision_transformer import ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torchvision.models import get_model_weights
@@ -638,6 +638,7 @@ def test_files_behind_a_gate_are_known_by_the_authors_names(name):
     assert (twin.model if twin else None) == twins.get(size, size if size.startswith("convnext") else None)
 
 
+@timm_since("1.0.31")
 def test_weights_of_the_model_table_exist_in_timm_or_torchvision():
     for name, row in MODELS.items():
         host, _, model = (row.weights or "").partition("://")

@@ -120,7 +120,7 @@ def test_attention_only_and_mlp_only_fine_tuning(make, finetune, frozen_stages):
     x = torch.randn(2, 3, 72, 104)
     sum(out.square().mean() for out in model(x)).backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == expected
-    assert not torch.equal(model(x)[-1], model(x)[-1])  # drop path
+    assert not all(torch.equal(model(x)[-1], model(x)[-1]) for _ in range(5))  # drop path
     assert not any(isinstance(m, nn.SyncBatchNorm) and m.training for m in model.modules())
 
 

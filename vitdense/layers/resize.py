@@ -105,7 +105,8 @@ def resize_bias_table(table: Tensor, window: tuple[int, int], rule: str = "bicub
     from timm.layers import resize_rel_pos_bias_table  # here: most models need no timm
 
     shape = (table.shape[2], *new)
-    return resize_rel_pos_bias_table(table.permute(2, 0, 1), window, shape).permute(1, 2, 0)  # [2H-1, 2W-1, heads]
+    resized = resize_rel_pos_bias_table(table.permute(2, 0, 1), window, shape)  # timm < 1.0.31: [heads (2H-1), 2W-1]
+    return resized.reshape(shape).permute(1, 2, 0).to(table.dtype)  # [2H-1, 2W-1, heads]
 
 
 def resize_relative_position(table: Tensor, length: int) -> Tensor:
