@@ -35,6 +35,9 @@ ROWS = [  # recipe, share of the first loss that may be left, metric, options
     ("atss_swin_nano_shapes", 0.25, BOXES, {}),  # the cross-entropy of centerness has a floor: it is no 0 or 1
     ("cascade_rcnn_swin_nano_shapes", 0.05, BOXES, {}),
     ("cascade_swin_nano_shapes", 0.06, BOXES, {}),  # masks of 28 x 28
+    ("cascade_mvitv2_nano_shapes", 0.06, BOXES, {}),
+    ("htc_swin_nano_shapes", 0.08, BOXES, {}),  # masks of 28 x 28, in three stages
+    ("reppoints_v2_swin_nano_shapes", 0.25, BOXES, {}),
     ("dino_swin_nano_shapes", 0.12, BOXES, {}),  # each step has new noise to remove
     ("sparse_rcnn_swin_nano_shapes", 0.05, BOXES, {}),
     ("rfdetr_nano_shapes", 0.05, BOXES, {}),
