@@ -13,9 +13,27 @@ import torch
 from torch import nn
 
 from cost import Cost, Device, ModelCost, count, count_pass, live_bytes
+from vitdense.hub import create
 from vitdense.layers.layout import empty_cache
 
+# ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.
+VITDET = {
+    "vitdet_base": {
+        "name": "vit_base.mae",
+        "window_size": 14,
+        "relative_position": True,
+        "img_size": 1024,
+        "out_indices": (11,),
+        "out_norm": "none",
+    }
+}
+
 FORWARD, TRAIN = "forward", "forward+backward"
+
+
+def build(name: str, drop_path_rate: float) -> nn.Module:
+    """One of our models as its users build it: a name of the model table, or of `VITDET`."""
+    return create(**VITDET.get(name, {"name": name}), drop_path_rate=drop_path_rate)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 import vitdense  # first: it makes mmcv importable without a compiler
 from attention_cost import attention_costs, plot_attention
 from cost import DEVICES, ModelCost, count
-from measuring import build
+from counting import build
 from tiles import SIDE, mosaic
 from vitdense.extensions.bands.step import LoadBands
 from vitdense.files import atomic_write, read_text

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cost import DEVICES
-from counting import as_json, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
+from counting import as_json, build, count_draw_rows, count_rows, draw_as_json, draw_table, table, top_table
 from deploy import cpu_name, speeds, time_forms
 from deploy import table as deploy_table
 from peers import PEERS, comparable, find
@@ -20,20 +20,8 @@ from timing import alternate, forward_backward, median_ratio, peak_memory
 from vitdense.checkpoint.convert import convert
 from vitdense.checkpoint.load import load_pretrained
 from vitdense.errors import check_choice
-from vitdense.hub import create
 from vitdense.mm.precision import check_device
 
-# ViTDet-B as in configs/cascade_vit_b_coco.py: the table of models has its weights under another name.
-VITDET = {
-    "vitdet_base": {
-        "name": "vit_base.mae",
-        "window_size": 14,
-        "relative_position": True,
-        "img_size": 1024,
-        "out_indices": (11,),
-        "out_norm": "none",
-    }
-}
 DROP_PATH = 0.1  # of both models; 0 for counts, which are then the same in every pass
 Models = dict[str, tuple[nn.Module, Callable]]  # by name: the model, and its forward pass
 
@@ -99,11 +87,6 @@ def pair(name: str, peer: str, shape: tuple[int, int], drop_path_rate: float = D
     for model in (ours, theirs):
         randomise_biases(model)
     return {"vitdense": (ours, ours), peer or project: (theirs, partial(peers[project].run, theirs))}
-
-
-def build(name: str, drop_path_rate: float) -> nn.Module:
-    """One of our models as its users build it: a name of the model table, or of `VITDET`."""
-    return create(**VITDET.get(name, {"name": name}), drop_path_rate=drop_path_rate)
 
 
 def randomise_biases(model: nn.Module) -> None:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cost import FILLS, FREE, count
-from measuring import build
+from counting import build
 from vitdense import ViTAdapter
 from vitdense.hub import create
 

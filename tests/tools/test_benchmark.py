@@ -10,6 +10,7 @@ from mmengine import Config
 from test_tools import tool
 
 import benchmark
+import counting
 import measuring
 from cost import DEVICES
 from vitdense.families import find_model
@@ -121,7 +122,7 @@ def test_options_of_the_other_use_are_errors(options, named, monkeypatch, capsys
 
 def test_vitdet_is_the_backbone_of_its_config():
     config = Config.fromfile(REPO / "configs/cascade_vit_b_coco.py").model.backbone
-    options = dict(measuring.VITDET["vitdet_base"])
+    options = dict(counting.VITDET["vitdet_base"])
     assert find_model(options.pop("name")).arch == config.arch
     own = ("type", "arch", "init_cfg", "drop_path_rate")
     assert options == {key: value for key, value in config.items() if key not in own}
