@@ -219,6 +219,7 @@ def test_checkpointing_changes_nothing(of_trunk):
 
 
 def test_layers_for_decay_are_the_trunks():
+    pytest.importorskip("mmengine")
     from vitdense.mm.train.optim import layer_factors
 
     model = adapter()
